@@ -1,4 +1,4 @@
-"""Read what a file says, by its kind: the one entry for all formats."""
+"""Read the content of a file by its kind: the entry for all formats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from patchkit.runtime.rules.releases import read_env_data
 _OTHER_FILE = "name another file, or check what runs: `patchkit check --running`"
 _KINDS = read_env_data("said")["kinds"]
 
-# A name alone gets the caller's value. Environment= is a line of a unit.
+# NAME alone gets the caller's value. A line of Environment= belongs to a systemd unit.
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
 )
@@ -53,7 +53,10 @@ _JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 
 
 def read_file(path: Path) -> CheckedText:
-    """Return what a file, or - for standard input, says. Raises UsageError, SourceError."""
+    """Return the text and content of a file; the path - means standard input.
+
+    Raise UsageError or SourceError if it cannot be read as a text.
+    """
     is_stdin = str(path) == "-"
     text = read_text(None if is_stdin else path, hint=_OTHER_FILE)
 
@@ -66,7 +69,10 @@ def read_file(path: Path) -> CheckedText:
 
 
 def read_content(text: str, where: str) -> FileContent:
-    """Return what a file of this name says literally; what cannot be read is a problem of it."""
+    """Return the content of a text from a file with the name ``where``.
+
+    A part that cannot be read is one of the content's problems, not an error.
+    """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
 
@@ -90,13 +96,16 @@ def _read_by_kind(text: str, content: FileContent) -> None:
     elif content.kind == ENV and is_env_file(text):
         _read_env_file(text, content)
     else:
-        # An env file of more than assignments is sourced, with set -a.
+        # An env file that has other lines than assignments is sourced by a shell, with set -a.
         exports_all = content.kind == ENV
         CommandReader(content, exports_all=exports_all).read_script(text)
 
 
 def kind_of(text: str, where: str) -> str:
-    """Return the kind of a file by its name, else by its text; ``where`` is - or "" for none."""
+    """Return the kind of a file by its name, else by its text; a shell script if both are unknown.
+
+    ``where`` is "-" or "" if there is no name.
+    """
     file_name = PurePath(where).name.lower()
     name = re.sub(_KINDS["variants"], "", file_name)
 
@@ -116,7 +125,7 @@ def kind_of(text: str, where: str) -> str:
 
 
 def is_env_file(text: str) -> bool:
-    """Return whether a text is a list of NAME=value alone, as systemd and docker read it."""
+    """Return whether a text has only lines NAME=value or NAME, and comments; at least one line."""
     if text.startswith("#!"):
         return False
 
@@ -142,7 +151,7 @@ def _read_env_file(text: str, content: FileContent) -> None:
 
 
 def _read_systemd_unit(text: str, content: FileContent) -> None:
-    """Add what a systemd unit sets and runs, by systemd.exec(5)."""
+    """Add the variables and commands of a systemd unit, as systemd.exec(5) describes them."""
     reader = CommandReader(content)
     uncommented = re.sub(r"(?m)^\s*;.*", "", text)
 
@@ -158,7 +167,10 @@ def _read_systemd_unit(text: str, content: FileContent) -> None:
 
 
 def _read_dockerfile(text: str, content: FileContent) -> None:
-    """Add what a Dockerfile says: ENV is environment, ARG is not, RUN and its kin are commands."""
+    """Add the content of a Dockerfile.
+
+    ENV sets variables of the environment, ARG private ones. RUN, CMD and ENTRYPOINT are commands.
+    """
     reader = CommandReader(content)
     place = Place()
     entrypoint: list[Word] = []
@@ -188,7 +200,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             case "RUN":
                 reader.read_command(words, place)
             case _:
-                # A command of a RUN behind && or the like.
+                # A further command of a RUN, behind && or the like.
                 reader.read_command(statement.words, place)
 
 
@@ -202,7 +214,7 @@ def _skip_options(words: list[Word]) -> list[Word]:
 
 
 def _join_value(words: list[Word]) -> list[Word]:
-    """Return ``ENV NAME several words`` as one word NAME=value; other words as they are."""
+    """Return the words ``NAME several words`` of ENV as one word NAME=value, others unchanged."""
     if len(words) < 2 or "=" in words[0].text:
         return words
 
@@ -211,7 +223,7 @@ def _join_value(words: list[Word]) -> list[Word]:
 
 
 def _split_instructions(text: str) -> Iterator[str]:
-    """Yield each instruction of a Dockerfile, with the lines in which it goes on."""
+    """Yield each instruction of a Dockerfile, with its continuation lines."""
     lines: list[str] = []
 
     for line in text.split("\n"):
@@ -227,9 +239,9 @@ def _split_instructions(text: str) -> Iterator[str]:
 
 
 def _spell_exec_form(instruction: str) -> str:
-    """Return an instruction whose words are JSON as a shell would have them, line by line.
+    """Return an instruction with words in JSON (the exec form) as shell words in the same lines.
 
-    Any other is returned as it is: what is no JSON runs in a shell.
+    Return any other instruction as it is: a shell runs it.
     """
     form = _EXEC_FORM.fullmatch(instruction)
     if form is None:
@@ -244,12 +256,12 @@ def _spell_exec_form(instruction: str) -> str:
 
 
 def _spell_json_piece(piece: re.Match[str]) -> str:
-    """Return a word of JSON as one of a shell, in as many lines; brackets and commas as a blank."""
+    """Return a string of JSON as a shell word in as many lines, a bracket or comma as a blank."""
     if piece["text"] is None:
         return " "
 
     text = str(json.loads(piece[0].replace(_CONTINUATION, "")))
-    # A script in the word stays in its line.
+    # Lines of a script in the word are joined by semicolons: the number of lines stays the same.
     word = shlex.quote(text.replace("\n", ";"))
     continuations = f" {_CONTINUATION}" * piece[0].count(_CONTINUATION)
     return word + continuations

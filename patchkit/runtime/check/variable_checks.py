@@ -1,4 +1,4 @@
-"""Check names and values of variables, and what contradicts what."""
+"""Check names and values of variables, and variables that contradict each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A program that reads variables: its title, version ("" for any), names and source."""
+    """A program that reads variables: title, version ("" for any), their names, and a source."""
 
     title: str
     version: str
@@ -54,12 +54,12 @@ class _Reader:
 
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what is wrong with names, and what the rules say against their values."""
+    """Yield variables that rules advise against, and names that no program reads."""
     avoids_by_name = _group_avoids(checked.situation)
     readers = _make_readers(checked)
     other_names = variables.other_variables()
 
-    # A name that is handed on under the same name is not used.
+    # A=$A only hands a variable on: that is no use of the variable.
     used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
 
     for variable in checked.content.assignments:
@@ -76,13 +76,13 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
 
-        # One finding for each name: advice helps more than the news that nobody reads it.
+        # One finding for each variable: advice helps more than "no program reads it".
         if reader and not advised:
             yield from _check_reader(variable, reader, checked, is_used=is_used)
 
 
 def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
-    """Return variable → the rules against it that hold in a situation."""
+    """Return name of a variable → the rules against it that apply in a situation."""
     avoids_by_name: dict[str, list[Avoid]] = {}
 
     for avoid in select_entries(load_variable_rules().avoids, situation):
@@ -95,7 +95,7 @@ def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
 def _find_avoids(
     variable: Assignment, avoids_by_name: Mapping[str, Sequence[Avoid]]
 ) -> list[Avoid]:
-    """Return the rules against the value of a variable."""
+    """Return the rules against the value of a variable, none if the value is not literal."""
     if not variable.is_literal:
         return []
     rules = avoids_by_name.get(variable.name, ())
@@ -103,7 +103,7 @@ def _find_avoids(
 
 
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
-    """Return the readers by how the names of their variables begin, in five characters."""
+    """Return the first five characters of names of variables → the program that reads them."""
     nccl = checked.situation.get("nccl", "")
     vllm_names = variables.vllm_variables(checked.vllm, checked.home)
     nccl_names = variables.nccl_variables(nccl)
@@ -119,7 +119,7 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
 def _check_reader(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
 ) -> Iterator[Finding]:
-    """Yield that no program reads a name, and what to write instead."""
+    """Yield that the reader does not know a variable's name, and what to write instead."""
     name = variable.name
     if reader.version and name in reader.names:
         return
@@ -162,7 +162,7 @@ def _replacement_of(name: str) -> str:
 def _hint_at_unknown(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
 ) -> str:
-    """Return what to write instead of a name that no reader has, "" if others may read it."""
+    """Return what to write instead of an unknown name, "" if another program may read it."""
     name = variable.name
     meant = reader.slips.find_meant(name)
     if meant and _can_have_value(meant, variable, checked.role):
@@ -178,7 +178,7 @@ def _hint_at_unknown(
 
 
 def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
-    """Return whether a variable of this name can have the value of another, as far as known."""
+    """Return whether ``name`` can have the value of ``variable``; True if that is not known."""
     if not variable.is_literal:
         return True
 
@@ -191,7 +191,7 @@ def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
 
 
 def _has_owner(name: str) -> bool:
-    """Return whether another program, a script or an image is known to set or read a name."""
+    """Return whether a program, a script or an image other than the readers knows a name."""
     owners = read_env_data("owners")["owner"]
 
     return any(fnmatchcase(name, form) for row in owners for form in row["names"])
@@ -221,7 +221,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
 def _check_taken(
     variable: Assignment, allowed: AllowedValues, checked: CheckedText
 ) -> Iterator[Finding]:
-    """Yield a value at which vLLM stops when it starts."""
+    """Yield that vLLM refuses to start with the value of a variable."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
     if is_open or allowed.allows(value):
@@ -263,14 +263,20 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _is_of_launch(name: str) -> bool:
-    """Return whether the launch reads a variable; a secret that is missing is another finding."""
+    """Return whether the launch of a server reads a variable that is no secret.
+
+    Another check finds placeholders of secrets.
+    """
     if is_secret(name):
         return False
     return _LAUNCH_NAMES.fullmatch(name) is not None
 
 
 def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
-    """Check each block by itself: two services or commands do not contradict each other."""
+    """Yield variables of one block that contradict each other.
+
+    Variables of different blocks, as two services or commands, do not contradict each other.
+    """
     blocks: dict[int, list[Assignment]] = {}
 
     for variable in checked.content.assignments:
@@ -278,7 +284,7 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
             blocks.setdefault(variable.block, []).append(variable)
 
     for block, together in blocks.items():
-        # A shell may set a variable anew for what follows.
+        # A script may set a variable to another value for the commands that follow.
         may_change = block == 0 and checked.content.kind in (SHELL, DOCKERFILE)
         if not may_change:
             yield from _find_set_twice(together)
@@ -301,7 +307,7 @@ def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
 def _check_rdma(
     last_by_name: Mapping[str, Assignment], checked: CheckedText
 ) -> Iterator[Finding]:
-    """Yield settings of RDMA where it is off, and half of a cage."""
+    """Yield settings of RDMA that have no effect since RDMA is off, else a half cage."""
     switch = last_by_name.get("NCCL_IB_DISABLE")
     hca = last_by_name.get("NCCL_IB_HCA")
 

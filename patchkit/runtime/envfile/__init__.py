@@ -1,1 +1,1 @@
-"""Write and read env files, in the formats of the programs that take them."""
+"""Write and read env files, in the formats of the programs that read them."""

@@ -1,9 +1,10 @@
-"""Read an env file of patchkit for another verb or node: checked, unedited unless accepted.
+"""Read and check an env file of patchkit, and the lock of a wheelhouse.
 
-A head's file is a text that somebody copied. So nothing of it is taken over because it is there:
-what a rule sets is known; what a user added on the head travels where vLLM, NCCL or another known
-program reads it, where it runs no code, names no path and holds a value that the variable can have.
-The lock of a wheelhouse says what a node will have installed.
+An edited file is refused unless the user accepts it. A head's file is copied by somebody, so a
+worker does not trust it: it takes over what a rule sets, and a variable that a user added on the
+head only if vLLM, NCCL or another known program reads it, if it runs no code and is no secret, and
+if its value is no path and valid for the variable. The lock of a wheelhouse names the versions
+that a node will have installed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
 
-# Facts in the first line of every such file; those of several nodes have `head` as well.
+# Facts in the first line of each env file; files for several nodes also have `head`.
 _FACTS = ("role", "topology", "executor", "vllm", "nodes")
 _SETS = re.compile(r"(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)=")
-_MOST = 100  # refused variables that are listed
+_MOST = 100  # refused variables that the error lists
 _SHOWN = 60  # characters of a name or a value
 _LOCK = "requirements.txt"
 # A line of a lock: nvidia-nccl-cu13==2.30.7+gb10.0a1b2c ; platform_machine == "aarch64" --hash=…
@@ -42,10 +43,10 @@ _FROM_HEAD = "`patchkit env --role head -o head.env` on the head, and copy that 
 
 @frozen
 class EnvFile:
-    """An env file: the facts of its first line, its variables and their lines.
+    """An env file: the facts of its first line, its variables, and the number of each one's line.
 
-    ``edited`` says that the text does not have its digest, and that the user accepts that.
-    ``extra`` are the variables that a user set there, against the rules or beside them.
+    ``edited`` says that the text does not match its digest, which the user accepted.
+    ``extra`` are the variables that a user added with --set.
     """
 
     where: str
@@ -60,16 +61,19 @@ class EnvFile:
 def read_env_file(
     path: Path, *, accept_edited: bool = False, hint: str = ""
 ) -> EnvFile:
-    """Return an env file of patchkit. Raises UsageError, SourceError, HashMismatchError.
+    """Return an env file of patchkit. Raise UsageError, SourceError or HashMismatchError.
 
-    ``hint`` says how one gets the file that is not there, by default by writing it.
+    ``hint`` is for the error of a missing file; the default is the command that writes the file.
     """
     text = read_text(path, hint=hint or quoted("patchkit", "env", "-o", path))
     return parse_env_file(text, str(path), accept_edited=accept_edited)
 
 
 def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
-    """Return what a text in an env file says; raises as ``read_env_file`` does."""
+    """Return the env file that a text is; ``where`` is its name in messages.
+
+    Raise SourceError or HashMismatchError as ``read_env_file`` does.
+    """
     facts = head_facts(text)
     needed_facts = _FACTS if facts.get("role") == "single" else (*_FACTS, "head")
     missing = [name for name in needed_facts if not facts.get(name)]
@@ -109,7 +113,10 @@ def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> Env
 
 
 def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
-    """Return a head's env file for a worker. Raises UsageError, SourceError, HashMismatchError."""
+    """Return a head's env file for a worker. Raise UsageError, SourceError or HashMismatchError.
+
+    Raise also if ``role``, that of this node, is not "worker".
+    """
     if role != "worker":
         raise refusal("from-without-worker")
 
@@ -122,9 +129,10 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
 def check_transfer(
     head: EnvFile, known_names: Collection[str], local_names: Collection[str] = ()
 ) -> None:
-    """Raise SourceError for variables that must not travel to this node.
+    """Raise SourceError if the head's file has variables that this node must not take over.
 
-    ``known_names`` are read by a program; ``local_names`` are set on this node anyway.
+    ``known_names`` are names that a known program reads. ``local_names`` are variables that this
+    node sets itself.
     """
     pairs_of_rules = _shared_pairs(head)
     host_names = load_variable_rules().of_host
@@ -148,7 +156,7 @@ def check_transfer(
 
 
 def _shared_pairs(head: EnvFile) -> set[tuple[str, str]]:
-    """Return what rules and the model's preset set, which is the same on every node."""
+    """Return pairs of name and value that rules and the model's preset set on every node."""
     rules = load_variable_rules().rules
     shared = [rule.set for rule in rules if rule.scope == "shared"]
 
@@ -161,7 +169,7 @@ def _shared_pairs(head: EnvFile) -> set[tuple[str, str]]:
 def _transfer_trouble(
     head: EnvFile, known_names: Collection[str], name: str, value: str
 ) -> str:
-    """Return why a variable must not travel; empty if it may."""
+    """Return why another node must not take a variable over, "" if it may."""
     # Only one reason is reported, so the gravest comes first.
     if risk := find_code_risk(name):
         return f"runs code: {risk}"
@@ -181,7 +189,7 @@ def _transfer_trouble(
     if _is_path(value):
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
 
-    # As a worker: there a loopback address is wrong, which a node alone may have.
+    # Checked for a worker, where a loopback address is wrong; a single node may have one.
     problems = find_value_problems(name, value, role="worker")
     return "; ".join(f"is {value[:_SHOWN]}: {problem.what}" for problem in problems)
 
@@ -196,7 +204,11 @@ def _is_path(value: str) -> bool:
 
 
 def locked_versions(place: Path) -> Values:
-    """Return public versions of vllm, triton, nccl that a lock names. Raises UsageError."""
+    """Return project → public version of vllm, triton and nccl in a lock.
+
+    ``place`` is the lock or its wheelhouse. Raise UsageError if it cannot be read, or names none
+    of the projects or several versions of one.
+    """
     path = place / _LOCK if place.is_dir() else place
     text = read_text(path, hint="name a wheelhouse, or its requirements.txt")
 

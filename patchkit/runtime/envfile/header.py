@@ -4,8 +4,8 @@
 
     # patchkit env: role=head topology=roce vllm=0.25.1 format=env digest=0123456789abcdef
 
-The digest is the start of the sha256 of the whole text, with zeros where it stands. A file comes
-from elsewhere and is a claim: every fact has a form here, and any other is a problem.
+The digest is the start of the sha256 of the whole text, in which zeros stand for the digest. A
+file may come from anybody, so each fact is checked: it must be known, and have a certain form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import CHOICES, Values
 
 MARK = "patchkit env:"
-BLANK = "0" * 16  # stands for the digest while it is computed
+BLANK = "0" * 16  # in place of the digest while the digest is computed
 _FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")
 _LINE = re.compile(
     rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)"
@@ -50,7 +50,11 @@ _FORMS: Mapping[str, Values] = {
 def render_env_file(
     kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]
 ) -> str:
-    """Return a whole file: facts (``role=head …``), lines to read, entries. Raises UsageError."""
+    """Return the text of an env file.
+
+    ``header`` has the facts (``role=head …``) and then lines for comments. Raise UsageError if an
+    entry or a fact is invalid, or a variable is set twice.
+    """
     first, *notes = header or [""]
     counts = Counter(entry.name for entry in entries)
     twice = sorted(name for name, count in counts.items() if count > 1)
@@ -74,7 +78,7 @@ def render_env_file(
 
 
 def _read_facts(line: str) -> dict[str, str]:
-    """Return name → value of ``role=head …``. Raises UsageError for what is no fact."""
+    """Return name → value of ``role=head …``. Raise UsageError for a word that is no fact."""
     for fact in line.split():
         if not _FACT.fullmatch(fact):
             raise UsageError(f"{fact!r} cannot stand in the first line of an env file")
@@ -83,16 +87,16 @@ def _read_facts(line: str) -> dict[str, str]:
 
 
 def head_facts(text: str) -> dict[str, str]:
-    """Return the facts of the first line; none if patchkit did not write the file."""
+    """Return the facts of the first line, {} if the line is not one that patchkit writes."""
     match = _LINE.match(text)
     try:
         return _read_facts(match["facts"]) if match else {}
     except UsageError:
-        return {}  # a damaged or hostile header is not one of patchkit's
+        return {}  # patchkit does not write such a line: it is damaged or hostile
 
 
 def with_digest(text: str) -> str:
-    """Return the text with its digest; without a place for one as it is."""
+    """Return the text with its digest, or unchanged if its first line has no digest."""
     match = _LINE.match(text)
     if not match:
         return text
@@ -100,19 +104,19 @@ def with_digest(text: str) -> str:
     start, end = match.span("digest")
     blank = text[:start] + BLANK + text[end:]
 
-    # Half a surrogate pair is no UTF-8, and must not raise here.
+    # Half a surrogate pair cannot be encoded as UTF-8; it must not raise here.
     sha256 = hashlib.sha256(blank.encode(errors="surrogatepass"))
     digest = sha256.hexdigest()[: len(BLANK)]
     return text[:start] + digest + text[end:]
 
 
 def is_untouched(text: str) -> bool:
-    """Return whether patchkit wrote this file, and nobody changed it since."""
+    """Return whether patchkit wrote this text and nobody has changed it since."""
     return _LINE.match(text) is not None and with_digest(text) == text
 
 
 def fact_problems(facts: Values) -> dict[str, str]:
-    """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
+    """Return name → what is wrong, such as ``takes …``, for each fact that is wrong."""
     problems = {}
 
     for name, value in facts.items():
@@ -126,7 +130,7 @@ def fact_problems(facts: Values) -> dict[str, str]:
 
 
 def _is_fact(name: str, value: str) -> bool:
-    """Return whether a fact has its form, and means something here."""
+    """Return whether a fact has its form, and its value is in range or names a known preset."""
     if not re.fullmatch(_FORMS[name]["form"], value, re.ASCII):
         return False
 

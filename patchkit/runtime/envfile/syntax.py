@@ -1,9 +1,9 @@
 """Write and read variables in each format of env files, and say what a format can hold.
 
-Every consumer has rules of its own: a shell expands and splits, systemd unquotes, docker takes the
-rest of the line as it is. A value that a format cannot hold is refused, never bent. Reading is
-stricter than the programs: what one of them would skip in silence, run, expand or read otherwise
-than the others is an error.
+Each program has rules of its own: a shell expands and splits, systemd unquotes, docker takes the
+rest of the line as it is. A value that a format cannot hold is refused, never changed. Reading is
+stricter than these programs: a line that one of them would ignore, run, expand or read in another
+way than the others is an error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LONGEST = 131_071  # bytes of NAME=value: MAX_ARG_STRLEN of Linux less its NUL
 # Bytes of a line: bufio.MaxScanTokenSize of Go less the newline.
 _DOCKER_LONGEST = 65_535
 _WIDTH = 100  # columns of a comment
-_SHOWN = 5  # signs in a message
+_SHOWN = 5  # characters in a message
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Format(StrEnum):
-    """Formats of env files; ``env`` is the subset that sh, systemd and docker read alike."""
+    """Formats of env files; ``env`` is the subset that sh, systemd and docker read the same."""
 
     ENV = "env"
     SH = "sh"
@@ -46,7 +46,7 @@ _PIECES = re.compile(r"'([^']*)'|\\(')")
 
 @dataclass(frozen=True, slots=True)
 class EnvEntry:
-    """A variable. ``comment`` is its reason; a secret has an empty ``value``."""
+    """A variable to write; ``comment`` says why it is set. A secret has an empty ``value``."""
 
     name: str
     value: str
@@ -54,7 +54,10 @@ class EnvEntry:
 
 
 def render_assignment(kind: Format, entry: EnvEntry) -> str:
-    """Return the lines that set a variable, or refer to a secret. Raises UsageError."""
+    """Return the line that sets a variable, or the lines that say where a secret comes from.
+
+    Raise UsageError if the name is invalid, a secret has a value, or the format cannot hold it.
+    """
     name = entry.name
     if not _NAME.fullmatch(name):
         raise refusal("no-name", name=name)
@@ -77,7 +80,7 @@ def render_assignment(kind: Format, entry: EnvEntry) -> str:
 
 
 def _refuse_value(kind: Format, entry: EnvEntry, trouble: str) -> PatchkitError:
-    """Return the error for a value, with the formats that can hold it."""
+    """Return the error for a value that a format cannot hold; it names the formats that can."""
     name = entry.name
     able = [form for form in Format if not _format_trouble(form, name, entry.value)]
 
@@ -107,10 +110,10 @@ def _refer_to_secret(kind: Format, name: str) -> str:
 
 
 def render_comment(text: str) -> list[str]:
-    """Return comment lines, which nothing in the text can end: each starts with ``# ``.
+    """Return a text as comment lines: each starts with ``# ``, whatever the text contains.
 
-    systemd before 254 takes a backslash at the end of a comment for a continuation, which would
-    swallow the variable below it.
+    None ends with a backslash: systemd before 254 would take the variable below for a part of
+    the comment.
     """
     one_line = " ".join(text.split())
     signs = [sign if sign.isprintable() else "?" for sign in one_line]
@@ -121,8 +124,8 @@ def render_comment(text: str) -> list[str]:
 
 
 def _format_trouble(kind: Format, name: str, value: str) -> str:
-    """Return why the format cannot hold a value; empty if it can."""
-    # In bytes, as the limits are; half a surrogate pair has a message of its own below.
+    """Return why the format cannot hold a value, "" if it can."""
+    # The limits are in bytes. Half a surrogate pair must not raise: it has a message below.
     size = len(f"{name}={value}".encode(errors="surrogatepass"))
 
     if "\0" in value:
@@ -149,7 +152,10 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
 
 
 def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
-    """Return the variables that a file sets. Raises SourceError, naming ``where:line``."""
+    """Return name → value of the variables that a file sets.
+
+    Raise SourceError, which names ``where`` and the line, for a line that is no assignment.
+    """
     statement = re.compile(rf"(?:{_FORMS[kind]['line']})(?:\n|\Z)")
     variables: dict[str, str] = {}
     position = 0

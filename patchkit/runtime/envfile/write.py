@@ -1,4 +1,4 @@
-"""Write an env file: replaced as a whole, and never over somebody's work."""
+"""Write an env file as a whole, and never replace a file that somebody else wrote or edited."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _PRIVATE = 0o600
 def write(
     path: Path, text: str, *, force: bool, private: bool, by: str = "patchkit env"
 ) -> str:
-    """Write a file, all or nothing, and return what was done: created, unchanged or replaced.
+    """Write a file, all or nothing, and return "created", "unchanged" or "replaced".
 
-    ``private`` takes the rights of others away, ``by`` is the verb that writes. A file that is
-    there keeps its mode. Raises UsageError, with the difference, for one that patchkit did not
-    write or that was edited since, unless ``force``; for a link and anything else that is not a
-    file in any case; StorageError if the disk or the rights fail, and then nothing has changed.
+    An existing file keeps its mode, but with ``private`` only its owner may read the file. ``by``
+    is the command that writes, for the message. Raise UsageError, with the difference, if the
+    existing file was not written by patchkit or was edited since, unless ``force`` is set. Raise
+    UsageError in any case if the path is a link or another thing that is no file. Raise
+    StorageError if the file cannot be written; then nothing has changed.
     """
     with translated(at=path):
         status = status_of_file(path)
-        # Not followed: the path could have become a link since then.
+        # Do not follow a link: since the check of the status the path may have become one.
         old = read_bytes(path, follow=False) if status else b""
 
-        # The same bytes are no reason to leave a secret readable for others.
+        # A file with the same bytes is written again if others may read the secret in it.
         is_too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
 
         if status and old == text.encode() and not is_too_open:
@@ -44,7 +45,7 @@ def write(
 
 
 def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:
-    """Raise UsageError, with the difference, for a text that patchkit does not replace."""
+    """Raise UsageError, with the difference, if the old text is not patchkit's or was edited."""
     if old == new or is_untouched(old):
         return
 
