@@ -1,4 +1,4 @@
-"""A seccomp filter: system calls that a sandboxed process gets an error for.
+"""Build and load a seccomp filter, which makes system calls of a sandboxed process fail.
 
 Landlock says which files may be opened. The filter takes away what Landlock does not cover, on any
 kernel: processes, signals, sockets, shared kernel objects, and changes to files that go by no
@@ -70,7 +70,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def number(name: str, machine: str = "") -> int:
-    """Return the number of a system call on a machine (this one), -1 if it does not exist."""
+    """Return the number of a system call on a machine ("": this one), -1 if it does not exist."""
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         return -1
@@ -104,7 +104,7 @@ def missing() -> str:
 
 
 def drop_capabilities() -> None:
-    """Give up what root may do beyond others, but for reading files. Raises OSError."""
+    """Drop all capabilities except CAP_DAC_READ_SEARCH. Raises OSError."""
     header = struct.pack("=Ii", _CAPABILITIES, 0)
     buffer = ctypes.create_string_buffer(24)
     syscall("capget", header, buffer)
@@ -137,10 +137,10 @@ def packed(
     children: bool = False,
     machine: str = "",
 ) -> bytes:
-    """Return a filter that has these calls answer with an error number.
+    """Return a filter that makes each of ``calls`` fail with its error number.
 
-    Some of them it refuses with arguments that do harm, and with no others. Of ``seccomp_data`` the
-    number is at 0, the machine at 4, arguments from 16.
+    Some calls fail only with harmful arguments (``_unless_harmless``). In ``seccomp_data``, the
+    number of the call is at offset 0, the machine at 4, the arguments from 16.
     """
     machine = machine or platform.machine()
     _column, audit_arch = _MACHINES[machine]
@@ -167,7 +167,7 @@ def packed(
 
 
 def load(instructions: bytes) -> None:
-    """Install a filter in this process and all that come of it. Raises OSError."""
+    """Install a filter in this process and its future children. Raises OSError."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     count = len(instructions) // 8
     # struct sock_fprog: the number of instructions, padding, a pointer to them.

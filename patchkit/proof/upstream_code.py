@@ -38,7 +38,10 @@ Definition = _Decorated | ast.Assign | ast.AnnAssign
 
 @contextlib.contextmanager
 def permitted() -> Iterator[None]:
-    """Let upstream's code be run in this process: one with a sandbox, or code that is trusted."""
+    """Allow upstream's code to run in this process, in the block.
+
+    Use it only in a sandboxed process, or for trusted code.
+    """
     global _permitted
     before = _permitted
     _permitted = True
@@ -53,7 +56,7 @@ def execute(
     names: dict[str, Any],
     space: dict[str, Any] | None = None,
 ) -> None:
-    """Run a piece of upstream's code; no other function does."""
+    """Run a piece of upstream's code. Raises RuntimeError outside ``permitted``."""
     if not _permitted:
         raise RuntimeError(
             f"{code.co_filename}: is upstream's, and runs through questions.ask alone"
@@ -75,7 +78,7 @@ def place(error: BaseException) -> str:
 
 
 class Anything:
-    """Stands for what a proof does not look at: any attribute, any call, nothing done.
+    """A stand-in for an object that a proof does not need: any attribute or call gives a stand-in.
 
     Two of one name are equal (``torch.bfloat16``). Asking whether one is true, or what is in it,
     raises ProofError, since that would be a decision.
@@ -118,7 +121,7 @@ class Anything:
 
 
 class Code:
-    """The Python of one tree, with ``names`` in place of whatever else is called so."""
+    """The Python code of one tree; ``names`` replace definitions and imports of these names."""
 
     def __init__(self, tree: SourceTree, names: Mapping[str, Any]) -> None:
         self._tree = tree
@@ -154,7 +157,7 @@ class Code:
         return self._modules[path]
 
     def imported(self, source: Import, name: str) -> object:
-        """Return what an import that binds ``name`` gives, or what stands in its place."""
+        """Return the object that an import binds to ``name``, or its replacement or stand-in."""
         if name in self.names:
             return self.names[name]
 

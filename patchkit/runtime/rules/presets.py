@@ -84,7 +84,7 @@ class Preset:
         return {**settings, **self.variables}
 
     def reason(self, name: str, value: str | None) -> str:
-        """Return why a setting is not as in upstream's recipe, "" for none."""
+        """Return why a setting differs from upstream's recipe, "" if no reason is known."""
         reasons = {**self.differs, **load_flag_rules().recipe}
         for pattern, reason in reasons.items():
             if fnmatchcase(name, pattern) or fnmatchcase(f"{name} {value}", pattern):
@@ -146,13 +146,13 @@ def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
 
 
 def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
-    """Return what the file says. Raises UsageError, with file and line, for a wrong entry."""
+    """Return the presets in a file. Raises UsageError, with file and line, for a wrong entry."""
     return read_toml(tuple[Preset, ...], place, key="preset")
 
 
 @cache
 def load_presets() -> tuple[Preset, ...]:
-    """Return the presets: those of the file over upstream's recipes, then recipes alone."""
+    """Return all presets: those of the file, completed by recipes, then those of recipes alone."""
     presets = {preset.id.lower(): preset for preset in read_presets()}
     table = read_table(MODELS)
 
@@ -182,7 +182,7 @@ def split_settings(
 
 
 def _complete_preset(preset: Preset) -> Preset:
-    """Add what upstream's recipe says beside a preset, and the preset has no reason against."""
+    """Add the settings of upstream's recipe, unless the preset gives a reason against them."""
     recipe = find_recipe(preset.id)
     if recipe is None:
         return preset
@@ -224,7 +224,7 @@ def same_value(left: str | None, right: str | None) -> bool:
 def find_preset(model: str) -> Preset | None:
     """Return the preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter.
 
-    None where there is none, and for a name that several have.
+    Return None if there is none, or if several have that name.
     """
     path = model.rstrip("/").lower()
     owner, _sign, name = path.rpartition("/")
@@ -260,7 +260,7 @@ def named_preset(name: str) -> Preset:
 
 
 def suggest_presets(name: str) -> list[str]:
-    """Return what a name may stand for: presets a slip away, or those that begin like it."""
+    """Return the names of presets that are one slip away from a name or begin with it."""
     lower_name = name.lower()
     presets = load_presets()
 

@@ -64,8 +64,8 @@ def within(version: str, bounds: str) -> bool:
 
 
 def check_range(text: str) -> None:
-    """Raise ValueError for what is not a range, for ``patchkit.records``."""
-    # One by one, since the first that fails ends a comparison.
+    """Raise ValueError if a text is no range (the form that ``patchkit.records`` needs)."""
+    # Check each bound by itself: within() stops at the first that is not met.
     for bound in text.split(","):
         try:
             within("0", bound)
@@ -104,12 +104,15 @@ class Table:
             self._by_name.setdefault(row.name, []).append(row)
             self._edges |= {release(row.first), release(row.last)}
 
-        # A table that begins has no rows.
+        # A new table may have no rows.
         self.oldest = min(self._edges, default=release("0"))
         self.newest = max((row.last for row in rows), key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
-        """Return name → default in a release or the one before, "" in any. Raises UsageError."""
+        """Return name → default in a release, or in any release for "".
+
+        A release that the table does not have counts as the last one before it.
+        """
         rows = self.rows
 
         if version:

@@ -75,7 +75,7 @@ def secret_flag(word: str) -> str:
     written = re.split(r"[=.]", word, maxsplit=1)[0]
     name = written.replace("_", "-")
 
-    # A shorter beginning is that of other flags, too: vLLM refuses it.
+    # A shorter prefix is ambiguous, and vLLM refuses it.
     if len(name) < _SHORTEST_FLAG:
         return ""
 
@@ -84,7 +84,7 @@ def secret_flag(word: str) -> str:
 
 
 def find_code_risk(name: str) -> str:
-    """Return how a variable of this name runs code; empty if it is not known to."""
+    """Return how a variable of this name runs code, "" if it is not known to do so."""
     for row in read_env_data("code")["code"]:
         is_exception = name in row.get("except", ())
         is_named = any(fnmatchcase(name, form) for form in row["names"])
@@ -125,7 +125,7 @@ def secret_spans(text: str) -> list[Span]:
 
 
 def _spans_by_form(text: str) -> Iterator[Span]:
-    """Yield what is a secret by itself, or by the program that takes it."""
+    """Yield secrets that are recognised by their own form, or by the program they follow."""
     texts = read_env_data("secrets")["texts"]
     tokens = "|".join(texts["tokens"])
 

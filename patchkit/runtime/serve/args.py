@@ -51,7 +51,7 @@ _FROM_PRESET = ("preset", "drafter")  # origins of flags that a release may lack
 
 @frozen
 class ServeFlag:
-    """One flag; an empty ``value`` is a flag without one. ``origin`` is a rule's id, or preset."""
+    """One flag; ``value`` is "" for a bare flag. ``origin`` is a rule's id or "preset"."""
 
     flag: str
     value: str
@@ -67,7 +67,7 @@ class ServeFlag:
 
 @frozen
 class ServeCommand:
-    """``left_out`` is what was not set on purpose, ``off`` the rules that --with turns on."""
+    """A `vllm serve` command; ``left_out`` are flags not set on purpose, ``off`` inactive rules."""
 
     request: ServeRequest
     flags: tuple[ServeFlag, ...]

@@ -58,9 +58,10 @@ _KNOWN_KEYS = re.compile(
 
 
 def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
-    """Return the preset of a model, "" for the file's own, and a line for all that it leaves out.
+    """Return the preset in a recipe file, and a line for each thing that it leaves out.
 
-    Raises UsageError for a model that the file does not have, SourceError for no recipe.
+    ``model`` selects one of several models. Raises UsageError if the file does not have it,
+    SourceError if the file is no recipe.
     """
     text = read_text(path, limit=_LARGEST, hint=_HINT)
     try:
@@ -155,7 +156,7 @@ def _find_untold(
     is_all_served: bool,
     flags: Iterable[str],
 ) -> Iterator[str]:
-    """Yield a line for all that the preset of a command leaves out."""
+    """Yield a line for each thing in the recipe that the preset leaves out."""
     for key in recipe:
         if not _KNOWN_KEYS.fullmatch(str(key)):
             yield f"{key} is not translated"
@@ -176,7 +177,7 @@ def _texts(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _command_of(defaults: Values) -> str:
-    """Return the command that sparkrun makes of defaults alone."""
+    """Return the command that sparkrun makes if a recipe has only defaults."""
     words = []
 
     for name, value in defaults.items():
@@ -209,7 +210,7 @@ def _long_name(flag: re.Match[str]) -> str:
 
 
 def _preset(model: str, settings: Settings, source: str, **facts: Any) -> Preset:
-    # What chooses flags reads both of them.
+    # Raise here, not later, if one of these values is malformed.
     float(settings.get("--gpu-memory-utilization", 0))
     read_json(dict[str, Any], settings.get(DRAFTING, "{}"))
 

@@ -1,4 +1,4 @@
-"""Describe what a node is to serve, and check that this makes sense and that it fits."""
+"""Describe the model that a node serves, and check the request and the memory."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class ServeRequest:
 
 
 def check_model(model: str, node: Node) -> None:
-    """Raise UsageError for what names no model, or several."""
-    # `vllm serve` would take a dash for an option.
+    """Raise UsageError if the text names no model, or several."""
+    # `vllm serve` would take a name that begins with a dash for an option.
     if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
             f"{model!r} is not a model",
@@ -114,7 +114,10 @@ def check_rank(request: ServeRequest) -> None:
 
 
 def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
-    """Return how this release may be broken for this model. Raises HostError if it surely is."""
+    """Return the faults that may affect this model in this release.
+
+    Raises HostError if all packages that cause a fault are installed.
+    """
     node = request.node
     names = [request.model]
     if node.preset:
@@ -127,7 +130,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
 
     faults = broken_for(names, architectures, node.situation)
     for fault in faults:
-        # All packages that it takes are known to be here.
+        # All packages that cause the fault are known to be installed.
         if fault.installed and all(map(node.situation.get, fault.installed)):
             packages = [f"{name} {node.situation[name]}" for name in fault.installed]
             here = " and ".join(packages)
@@ -158,14 +161,14 @@ class Fit:
 
     @property
     def left_gib(self) -> float:
-        """Return what one node has beside its part of the weights."""
+        """Return the GiB that a node has free beside its part of the weights."""
         return self.room_gib - self.weights_gib / self.nodes
 
 
 def measure_fit(
     request: ServeRequest, share: float, *, drafts: bool = False
 ) -> Fit | None:
-    """Return how the weights fit ``share`` of the memory; None where a size is not known."""
+    """Return how the weights fit ``share`` of the memory, None if a size is unknown."""
     weights = request.weights
     pool = request.memory
     if weights is None or pool.gib is None:
@@ -217,7 +220,7 @@ def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
 
 
 def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
-    """Return what to take instead of a model that does not fit, the best first."""
+    """Return alternatives to a model that does not fit, the best first."""
     preset = request.node.preset
     instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
 

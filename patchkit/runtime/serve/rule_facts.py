@@ -1,4 +1,4 @@
-"""Fill in what flags take from the node and the checkpoint; a rule without its fact is left out."""
+"""Fill facts of the node and the checkpoint into rules about flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECURRENT = ("mamba", "ssm_", "linear_")
 
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
-    """Yield the rules with ``{facts}`` in value and reason filled in, less those without one."""
+    """Yield the rules with their ``{facts}`` filled in; skip a rule with an unknown fact."""
     drafter = find_drafter(request)
     facts = {
         "nodes": str(request.node.nodes),
@@ -86,7 +86,7 @@ class Drafter:
 
 
 def find_drafter(request: ServeRequest) -> Drafter:
-    """Return what drafts by the preset, else by upstream's recipe."""
+    """Return the drafter of the preset, or without a preset that of upstream's recipe."""
     preset = request.node.preset
     if preset:
         setting = str(preset.flags.get(DRAFTING) or "")

@@ -34,7 +34,7 @@ class Weights:
 def find_weights(
     model: str, preset: Preset | None, folder_gib: float | None, quantization: str = ""
 ) -> Weights | None:
-    """Return the size that the best source names; None where not even the name tells."""
+    """Return the size of the weights from the best source, None if no source has it."""
     if folder_gib:
         return Weights(gib=folder_gib, source="its files")
     if preset and preset.weights_gib:
@@ -52,7 +52,7 @@ def find_weights(
 
 
 def _weigh_name(model: str, quantization: str) -> Weights | None:
-    """Return parameters times bits as the name has them, the fewest of both that it may mean."""
+    """Return the least size that the parameters and bits in a model's name can mean."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
     if not sizes:
