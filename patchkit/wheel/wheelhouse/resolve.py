@@ -39,9 +39,9 @@ _OPTIONS = (
     "--format=pylock.toml",
     "--generate-hashes",
     f"--python={sys.executable}",
-    # It would fetch one to build with.
+    # Else uv would download a Python.
     "--no-python-downloads",
-    # A uv.toml of the user's must not make another lock.
+    # The user's uv.toml must not change the lock.
     "--no-config",
     "--color=never",
     "--no-progress",
@@ -64,9 +64,9 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 _SHOWN = 12  # lines of what uv says
 
 
-# By glibc 2.X; no wheel for aarch64 is older than the first.
+# Minor version of glibc → old name of its platform; wheels for aarch64 begin with manylinux2014.
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_UV_KNOWS = (17, 28, *range(31, 41))  # its platforms manylinux_2_X
+_UV_KNOWS = (17, 28, *range(31, 41))  # each X for which uv has a platform manylinux_2_X
 
 
 @frozen
@@ -85,7 +85,7 @@ class NodePlatform:
         return int(self.glibc.partition(".")[2])
 
     def ranks(self) -> dict[Tag, int]:
-        """Return the tags that fit; an installer takes the wheel with the lowest rank."""
+        """Return tag → rank for each tag that fits; an installer takes the lowest rank."""
         names = []
         # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         for minor in range(self.glibc_minor, min(_OLD_NAMES) - 1, -1):
@@ -113,9 +113,9 @@ class WheelSources:
 
 @contextlib.contextmanager
 def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
-    """Make a folder of wheels of the same names with nothing but metadata in them.
+    """Yield a temporary folder with wheels of the same names that hold only the metadata.
 
-    uv would unpack every file of a whole wheel, and keep it.
+    Of a complete wheel, uv would unpack every file into its cache.
     """
     with tempfile.TemporaryDirectory() as folder:
         for wheel in wheels:
@@ -128,7 +128,10 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
 
 
 def _uv_environment(sources: WheelSources) -> dict[str, str]:
-    """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
+    """Return the environment variables for uv, with pip's settings.
+
+    The user's own variables for uv are left out, so that every user gets the same lock.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("UV_")
     }
@@ -139,7 +142,7 @@ def _uv_environment(sources: WheelSources) -> dict[str, str]:
         for name, variable in _VARIABLES.items():
             if name in settings:
                 environment[variable] = settings[name]
-        # As pip: the best of all indexes, not of the first one.
+        # As pip does: choose the best version of all indexes, not of the first that has one.
         if "extra-index-url" in settings:
             environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
 
@@ -147,12 +150,12 @@ def _uv_environment(sources: WheelSources) -> dict[str, str]:
 
     environment["UV_FIND_LINKS"] = ",".join(links)
     environment["UV_CACHE_DIR"] = str(cache_dir() / "uv")
-    environment["UV_SYSTEM_CERTS"] = "1"  # the system's certificates, as pip
+    environment["UV_SYSTEM_CERTS"] = "1"  # the system's certificates, as with pip
     return environment
 
 
 def _is_usable_link(link: str) -> bool:
-    """Check whether uv takes a link; pip only warns of a folder that is not there."""
+    """Return whether uv accepts a link: not if it is a missing folder, of which pip only warns."""
     scheme, _, path = link.rpartition("://")
     return scheme not in ("", "file") or Path(unquote(path)).exists()
 
@@ -162,7 +165,7 @@ def _uv_error(
     requirements: Sequence[str],
     node: NodePlatform,
 ) -> PatchkitError:
-    """Return the error that uv's words mean."""
+    """Return the error for a failed run of uv, with the lines of its output as the reason."""
     lines = []
     for line in output.splitlines():
         shown = _FRAME.sub("", _PASSWORD.sub("", line))
@@ -193,7 +196,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @frozen
 class LockedWheel(ManifestEntry):
-    """A wheel that was chosen, and its URL; its size is 0 if the index does not say it."""
+    """A wheel that was chosen, and its URL; its size is 0 if the index does not tell the size."""
 
     url: str
 
@@ -206,12 +209,12 @@ def resolve_wheels(
     constraints: Iterable[str] = (),
     overrides: Iterable[ExactPin] = (),
 ) -> tuple[LockedWheel, ...]:
-    """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
+    """Return every wheel that a node needs for the ``given`` wheels and the requirements ``also``.
 
-    The given ones are taken before any of their projects elsewhere; ``also`` are requirements.
-    ``constraints`` hold for what is needed, and need nothing by themselves; ``overrides`` hold in
-    the place of every requirement of the same project. No wheel is downloaded where the index tells
-    metadata. Raises SourceError if there is no solution, UsageError for what is no requirement,
+    The result has no given wheel, and is sorted by file name. For the projects of the given wheels, no other wheel is
+    chosen. ``constraints`` limit versions but require nothing themselves. ``overrides`` replace
+    every requirement of the same project. No wheel is downloaded if the index tells its metadata.
+    Raises SourceError if there is no solution, UsageError if a text of ``also`` is no requirement,
     StorageError if the index or the disk fails.
     """
     for text in also:
@@ -228,7 +231,7 @@ def resolve_wheels(
         ours[project] = f"{project} @ {wheel.as_uri()}"
 
     requirements = [*ours.values(), *also]
-    # An override replaces our own requirement as well: it has to name the wheel that is given.
+    # An override also replaces our requirement of a given wheel, so it must name this wheel.
     taken = [ours.get(pin.project, str(pin)) for pin in overrides]
     limits = {"constraints": constraints, "overrides": taken}
 
@@ -251,7 +254,7 @@ def _run_uv(
     node: NodePlatform,
     sources: WheelSources,
 ) -> Completed:
-    """Run `uv pip compile`; ``limits`` are the lines of files by the option that names them."""
+    """Run `uv pip compile`. ``limits`` is option of uv → the lines of the file that it names."""
     minor = max(known for known in _UV_KNOWS if known <= node.glibc_minor)
     options = [
         *_OPTIONS,
@@ -283,7 +286,7 @@ def _choose_file(
     node: NodePlatform,
     ranks: Mapping[Tag, int],
 ) -> LockedWheel:
-    """Return the file of a package that an installer takes. Raises SourceError if there is none."""
+    """Return the wheel of a package that an installer takes. Raises SourceError if none fits."""
     wheels = []
     # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.
     for file in row.get("wheels", [row.get("archive", {})]):
@@ -294,7 +297,7 @@ def _choose_file(
         *_, build, tags = parse_wheel_filename(wheel.filename)
         fitting = [ranks[tag] for tag in tags if tag in ranks]
         if fitting:
-            # As pip chooses: the best tag, and of equals the highest build number.
+            # As pip does: the best tag; among equal tags, the highest build number.
             wheels.append((-min(fitting), build, wheel))
 
     if not wheels:
@@ -307,7 +310,10 @@ def _choose_file(
 
 
 def _locked_wheel(file: Mapping[str, Any], node: NodePlatform) -> LockedWheel | None:
-    """Return a file of pylock.toml, None if it is no wheel with a sha256."""
+    """Return the wheel that a file entry of pylock.toml describes.
+
+    Return None if the file is no wheel or has no sha256.
+    """
     url = file.get("url") or Path(file.get("path", "")).absolute().as_uri()
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
     sha256 = file.get("hashes", {}).get("sha256", "")

@@ -46,7 +46,7 @@ def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
 
 
 def wheelhouse_journal(folder: Path) -> Journal:
-    """Return the journal of a wheelhouse; it changes plain names of the folder itself alone."""
+    """Return the journal of a wheelhouse. It changes only wheels and the three documents."""
     return Journal(
         root=folder,
         folder=folder / JOURNAL,
@@ -60,7 +60,10 @@ def wheelhouse_journal(folder: Path) -> Journal:
 
 @contextlib.contextmanager
 def hold_wheelhouse(folder: Path) -> Iterator[None]:
-    """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
+    """Lock the folder, and wait up to a minute for another process that has it.
+
+    Raises BusyError if the wait was too short, UsageError if there is no such folder.
+    """
     if not folder.is_dir():
         make = quoted(
             "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", folder
@@ -76,7 +79,7 @@ def hold_wheelhouse(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_for_reading(folder: Path) -> Iterator[None]:
-    """Hold the folder; nothing is written. Raises StorageError if a change is unfinished."""
+    """Lock the folder for reading. Raises StorageError if a change of it is unfinished."""
     with hold_wheelhouse(folder):
         wheelhouse_journal(folder).check_finished()
         yield
@@ -84,7 +87,7 @@ def open_for_reading(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_for_writing(folder: Path) -> Iterator[None]:
-    """Hold the folder, made if need be and recovered."""
+    """Lock the folder for writing; make it if it is missing, and recover an unfinished change."""
     with translated(at=folder):
         make_folders(folder)
     with hold_wheelhouse(folder):
@@ -94,12 +97,12 @@ def open_for_writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
-    """Make a private copy of a file, to be looked at and then committed; gone afterwards."""
+    """Yield a private copy of a file, which the block can check and commit; then remove it."""
     copy = wheelhouse_journal(folder).folder / "new" / source.name
     try:
         with translated(at=folder):
             make_folders(copy.parent)
-            # x: a file that is there already is somebody else's, and is not written over.
+            # x: an existing file is not overwritten.
             with source.open("rb") as original, copy.open("xb") as file:
                 shutil.copyfileobj(original, file, 1 << 20)
                 give(file.fileno(), None, folder)
@@ -107,7 +110,7 @@ def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
         yield copy
     finally:
-        with contextlib.suppress(OSError):  # the next writer clears away the rest
+        with contextlib.suppress(OSError):  # the next writer removes what is left
             wheelhouse_journal(folder).clear_staged()
 
 
@@ -117,9 +120,9 @@ def commit_files(
     gone: Collection[str],
     arriving: Mapping[str, Path] | None = None,
 ) -> None:
-    """Put files and texts in place by name, and remove what is ``gone``: all or nothing.
+    """Write ``texts`` and ``arriving`` files (by name) and remove ``gone`` names: all or nothing.
 
-    ``arriving`` files lie on the file system of the folder, and get a further name.
+    ``arriving`` files must be on the file system of the folder, since they are linked into it.
     """
     contents: dict[str, bytes | Path | None] = dict.fromkeys(gone)
     contents |= {name: text.encode() for name, text in texts.items()}
@@ -129,7 +132,7 @@ def commit_files(
         _remove_link(folder, name)
 
         before = file_digest(place_of(folder, name))
-        # What is not there yet need not be hashed.
+        # ``after`` need not be hashed if there is no file before.
         is_same = before == _content_digest(after) if before else after is None
         if not is_same:
             changes.append(Change(name, before, after))
@@ -138,7 +141,7 @@ def commit_files(
 
 
 def _remove_link(folder: Path, name: str) -> None:
-    """Remove a link: it holds nothing, and where it leads is not ours."""
+    """Remove a file of the folder if it is a symbolic link; the target of the link stays."""
     place = folder / name
     if place.is_symlink():
         with translated(at=folder):
@@ -157,7 +160,7 @@ _MOST = 32 << 20  # bytes of a document; a manifest of 200 wheels has 0.1 MB
 
 
 def require_own(place: Path) -> None:
-    """Raise HashMismatchError if something is there that is not itself a regular file."""
+    """Raise HashMismatchError if a path exists and is no regular file, but for example a link."""
     if os.path.lexists(place) and not is_file(place):
         raise HashMismatchError(
             f"{place}: {LINKED}",
@@ -167,7 +170,7 @@ def require_own(place: Path) -> None:
 
 
 def read_own(place: Path) -> bytes | None:
-    """Return the content of a document of a wheelhouse, None if there is none.
+    """Return the content of a document of a wheelhouse, None if the file does not exist.
 
     Raises HashMismatchError for a link or a file larger than 32 MiB, StorageError for I/O.
     """
@@ -190,7 +193,7 @@ _LONGEST = 300  # characters of a reason
 
 
 def check_one_line(text: str) -> None:
-    """Raise ValueError for a text that is too long, or is not shown as it is written."""
+    """Raise ValueError unless a text is one printable line of at most 300 characters."""
     if not text.isprintable() or not 0 < len(text) <= _LONGEST:
         raise RecordError(
             f"is not one line of up to {_LONGEST} characters that can be shown"
@@ -205,10 +208,10 @@ _Release = Annotated[
 
 @frozen
 class Override:
-    """Take a version in the place of a pin.
+    """An override: the version ``takes`` replaces the version that ``pin`` requires.
 
-    ``by`` is the project that pins, ``torch 2.11.0``; ``word`` says on whose word the pin is
-    replaced: ``the user``, or a known bug and where it was reported.
+    ``by`` is the project that pins, such as ``torch 2.11.0``. ``word`` says who decided it: ``the
+    user``, or a known bug and where it was reported.
     """
 
     takes: ExactPin
@@ -227,7 +230,7 @@ class Override:
 
     @property
     def summary(self) -> str:
-        """Return both pins and who has the old one, in ASCII."""
+        """Return both versions and the project that pins the old one, in ASCII."""
         return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
 
     def fields(self) -> dict[str, str]:
@@ -246,19 +249,19 @@ _OVERRIDDEN = """\
 
 
 class Kind(enum.StrEnum):
-    """Origin of a wheel, and where it lies."""
+    """The origin of a wheel, and where its file is."""
 
     BUILT = "built"  # by patchkit, in the folder
-    DEPENDENCY = "dependency"  # a requirement of those, in the folder
-    LOCKED = "locked"  # a requirement of those, on an index
+    DEPENDENCY = "dependency"  # required by built wheels, in the folder
+    LOCKED = "locked"  # required by built wheels, on an index
 
 
 @frozen
 class ManifestEntry:
-    """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
+    """A wheel as the manifest lists it: sha256 in hex, size in bytes, facts.
 
-    The facts of a dependency name the node that it was resolved for: python, machine, glibc.
-    The size of a wheel that is not held is 0.
+    A built wheel has the facts of its build. The facts of a dependency are those of the node that
+    it was resolved for: python, machine, glibc. The size of a wheel that is only locked is 0.
     """
 
     name: WheelName
@@ -269,7 +272,7 @@ class ManifestEntry:
 
     @property
     def held(self) -> bool:
-        """True for a wheel that belongs into the folder."""
+        """Return whether the wheel's file belongs in the folder."""
         return self.kind in (Kind.BUILT, Kind.DEPENDENCY)
 
     @property
@@ -291,7 +294,7 @@ class ManifestEntry:
 
 @frozen
 class Manifest:
-    """List the wheels, and the pins of theirs that are overridden."""
+    """The wheels of a wheelhouse, and the overrides of their pins."""
 
     wheels: tuple[ManifestEntry, ...] = ()
     overrides: tuple[Override, ...] = ()
@@ -315,7 +318,7 @@ class Manifest:
 
     @property
     def install_options(self) -> tuple[str, ...]:
-        """Return pip's options, beside the folder and the lock, to install these wheels."""
+        """Return pip's options to install these wheels, without those for folder and lock."""
         options = []
         # Without its dependencies a lock is not complete; with an override no resolver takes it.
         if self.overrides or not self.dependencies:
@@ -327,7 +330,7 @@ class Manifest:
 
 @frozen
 class _Row:
-    """An entry as ``manifest.json`` has it; project, version and tag are those of the name."""
+    """An entry of ``manifest.json``; project, version and tag repeat parts of the file name."""
 
     filename: str
     sha256: Sha256
@@ -356,7 +359,10 @@ class _Rows:
 
 
 def listed_manifest(house: Path) -> Manifest:
-    """Read the manifest of a wheelhouse that is held. Raises SourceError for another format."""
+    """Read the manifest of a locked wheelhouse; a missing file is an empty manifest.
+
+    Raises SourceError if it cannot be read, HashMismatchError if it is a link.
+    """
     data = read_own(house / MANIFEST)
     if data is None:
         return Manifest()
@@ -374,7 +380,7 @@ def listed_manifest(house: Path) -> Manifest:
 
 
 def write_documents(manifest: Manifest) -> dict[str, str]:
-    """Return the three files by name; the same wheels and overrides give the same texts."""
+    """Return name → text of the three documents; equal manifests give the same texts."""
     wheels = sorted(manifest.wheels, key=lambda entry: entry.filename)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
     ordered = Manifest(wheels=tuple(wheels), overrides=tuple(overrides))
@@ -407,7 +413,7 @@ def _manifest_text(manifest: Manifest) -> str:
 
 
 def _requirements(manifest: Manifest) -> str:
-    """Return the lock that pip installs by."""
+    """Return the text of the requirements file, the lock that pip installs by."""
     lines = [_requirements_header(manifest)]
     lines += [
         _OVERRIDDEN.format(summary=override.summary) for override in manifest.overrides
@@ -416,8 +422,8 @@ def _requirements(manifest: Manifest) -> str:
     builds = Counter(entry.name.project for entry in manifest.wheels)
     for entry in manifest.wheels:
         marker = ""
-        # Only where there is a choice: a marker on a single build would make pip on the other CPU
-        # install nothing and be content.
+        # A marker only if there are several builds: with a marker on a single build, pip on another
+        # CPU would install nothing and report no error.
         if builds[entry.name.project] > 1:
             cpus = [f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus)]
             marker = f" ; {' or '.join(cpus)}"
@@ -430,7 +436,7 @@ def _requirements_header(manifest: Manifest) -> str:
     if not manifest.dependencies:
         return _HEADER.format(file=REQUIREMENTS)
 
-    # Without line breaks it stays a comment.
+    # Without line breaks, since the text is part of a comment.
     node = {
         name: " ".join(str(manifest.dependencies[0].facts.get(name, "?")).split())
         for name in ("python", "machine", "glibc")
@@ -441,7 +447,7 @@ def _requirements_header(manifest: Manifest) -> str:
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:
-    """Check whether pip, given both files, would have to choose: it gives up instead."""
+    """Return whether pip, given both files in a lock, gives up since both could be installed."""
     if one.project != other.project or one.filename == other.filename:
         return False
 
@@ -449,7 +455,7 @@ def rivals(one: WheelName, other: WheelName) -> bool:
 
 
 def device_of(name: WheelName) -> str:
-    """Return the device that a build of ours is for, "" for stock, whatever its own label is.
+    """Return the device that a wheel of patchkit was built for, "" for any other wheel.
 
     It is ``gb10`` for ``2.29.7+gb10.0a1b2c`` and for ``0.25.1+cu130.gb10.0a1b2c``.
     """
