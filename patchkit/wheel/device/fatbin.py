@@ -134,7 +134,7 @@ class _SectionReader:
                 place += entry.size
 
     def _skip_zeros(self, place: int, end: int) -> int:
-        """Return where zeros end: padding, or a container that a tool has cleared."""
+        """Return the offset behind zeros, which are padding, or a container that a tool cleared."""
         while place < end:
             self.stream.seek(place)
             padding = self.stream.read(min(_PADDING, end - place))
@@ -190,7 +190,7 @@ class _SectionReader:
         return layout.unpack(data)
 
     def _check(self, holds: bool, place: int, complaint: str) -> None:
-        """Raise SourceError, with the place in the file, unless it holds."""
+        """Raise SourceError, with the offset in the file, unless ``holds``."""
         if not holds:
             raise damaged(
                 self.name,

@@ -28,7 +28,7 @@ def jit_entries(binary: Binary, target: Target) -> tuple[CodeEntry, ...]:
 
 
 def _newest_ptx(group: Iterable[CodeEntry], target: Target) -> CodeEntry:
-    """Return the PTX that the driver takes: the newest that the device can have."""
+    """Return the PTX that the driver compiles: that of the newest arch that the device can run."""
     usable = [
         entry
         for entry in group

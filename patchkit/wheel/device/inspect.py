@@ -76,7 +76,7 @@ class Binary:
         return best_reach(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
-        """Check whether live code does not load, but every part that it was linked from does."""
+        """Return whether no live code loads, but the driver can link it anew from all its parts."""
         if not self.live or not self.relocatable:
             return False
         if best_reach(self.live, target) is not Load.NONE:
@@ -226,7 +226,7 @@ def _inexact_error(
 
 
 def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
-    """Yield the fat binaries but those that NCCL always adds: one arch alone, one of a table."""
+    """Yield the live fat binaries, except those that NCCL adds for any target (by a table)."""
     table = RECIPES / "nccl" / "kernels.toml"
     rows = read_toml(tuple[dict[str, Any], ...], table, key="always")
     always = {("sass", parse_arch(row["arch"])) for row in rows}

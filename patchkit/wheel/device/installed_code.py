@@ -67,7 +67,7 @@ def _forcing_variable(environment: Mapping[str, str]) -> str:
 
 
 def _read_containers(path: Path) -> Iterator[str]:
-    """Yield the code that a device takes by itself, container by container: ``sm_90 sm_120``."""
+    """Yield the names of the code in each container that a device can load: ``sm_90 sm_120``."""
     names = defaultdict(list)
     with path.open("rb") as stream:
         sections = parse_library(stream, str(path)).sections

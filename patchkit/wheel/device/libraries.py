@@ -87,7 +87,7 @@ def judge_libraries(
     target: Target,
     version: Version,
 ) -> tuple[Judged, ...]:
-    """Judge each library of a wheel on the device, and those that a release ought to have."""
+    """Judge each library of a wheel on the device, and each that the release should also have."""
     expected = [entry for entry in library_table().library if entry.covers(version)]
     judged = [_judge_binary(binary, expected, target) for binary in binaries]
     present = [library.known for library in judged]
@@ -210,7 +210,7 @@ def check_wheel(
 
 
 def _check_folders(binary: Binary) -> Iterator[Finding]:
-    """Find where it takes libraries from a folder of the machine that built it."""
+    """Yield a finding for each RPATH or RUNPATH that is a folder of the machine of the build."""
     library = binary.library
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
         for folder in folders:
@@ -225,7 +225,7 @@ def _check_folders(binary: Binary) -> Iterator[Finding]:
 
 
 def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
-    """Find symbols that a system with this glibc does not have."""
+    """Yield a finding for each symbol version that a system with this glibc does not have."""
     # The highest symbol version of each family on such a system.
     limits = {"GLIBC": glibc}
     table = library_rules().libstdcxx

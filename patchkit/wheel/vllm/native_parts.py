@@ -40,7 +40,7 @@ class Kernels:
 
     @property
     def cuda(self) -> str:
-        """The major version of the CUDA that they are linked with."""
+        """Return the major version of the CUDA that the libraries are linked with."""
         return cuda_major(self.binaries)
 
 
@@ -99,7 +99,7 @@ def native_parts(
     *,
     keep: bool = False,
 ) -> NativeParts:
-    """Assemble PTX that the device would compile in a wheel's libraries, below ``folder``.
+    """Assemble the PTX in a wheel's libraries that the device would compile, into ``folder``.
 
     Kernels that ``dispatch`` never calls stay PTX. ``keep`` leaves the libraries for other devices
     in. Raises ProofError if the wheel's Python cannot do without one of them, and the errors of
@@ -153,7 +153,7 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
 
 
 def _needed_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield name and line of each import that runs with the file and must not fail."""
+    """Yield name and line of each import that runs when the file is imported and must succeed."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
             return  # runs when it is called

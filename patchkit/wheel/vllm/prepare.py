@@ -1,4 +1,4 @@
-"""Bring together everything that decides a vLLM wheel, before anything is compiled.
+"""Collect everything that determines a vLLM wheel, before anything is compiled.
 
 source → patches → external sources → build environment → facts
 """
@@ -87,7 +87,7 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     if workspace.ledger:  # without its date: the wheel is the same on every day
         ledger = replace(workspace.ledger, date="")
         texts["patchkit.ledger.json"] = ledger.to_json().decode()
-    # Now: it reads the tree, which is written to below.
+    # Made into a list now, since the tree that it reads changes below.
     steps = list(patch_steps(workspace.tree, outcome.verdicts))
 
     # Detected anew, since the tree of the workspace reads upstream's texts.
@@ -156,9 +156,9 @@ def choose_idle(
     extensions: Collection[str],
     given: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return option → reason, of sources whose absence costs nothing.
+    """Return option → reason for each source that the device does not need.
 
-    Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
+    Raises UsageError or DriftError if the tree cannot be built with these options.
     """
     built = {
         known.option
@@ -183,7 +183,7 @@ def choose_parts(
     without: Collection[str],
     extensions: Collection[str],
 ) -> SourceTree:
-    """Return the tree without the sources in ``without``; with ``extensions``, only with these."""
+    """Return the tree without the sources in ``without``, and only with ``extensions`` if any."""
     reduced = leave_out(tree, by_option(without))
     if extensions:
         return only_extensions(reduced, extensions)

@@ -105,9 +105,9 @@ def make_additions(
     kernels: Kernels,
     native: NativeParts,
 ) -> Additions:
-    """Make the members of the new wheel, under a version that is a digest of them all.
+    """Make the members of the new wheel; its version ends with a digest of them all.
 
-    The version is in some of them: the digest is taken with zeros in its place.
+    Some members contain the version: for the digest, they have zeros in its place.
     """
     origin = patched.origin
     target = patched.request.target
@@ -146,7 +146,7 @@ def make_additions(
 
 
 def _wheel_tag(origin: Origin, kernels: Kernels) -> str:
-    """Return the tag of the wheel; its libraries may need a newer glibc than the file name says."""
+    """Return the tag of the wheel, with the glibc that its libraries need if that is newer."""
     tag = origin.wheel.name.tag
     promised = library_rules().promised_glibc(tag)
     needed = needed_versions(kernels.binaries).get("GLIBC", "")
@@ -244,7 +244,7 @@ def fix_states(outcome: Applied) -> list[str]:
 
 
 def _relabelled(text: bytes, version: str) -> bytes:
-    """Return ``vllm/_version.py`` with another version, which ``vllm.__version__`` reads."""
+    """Return the text of ``vllm/_version.py`` with another version, as ``vllm.__version__``."""
     parsed = Version(version)
     parts: list[object] = list(parsed.release)
     if parsed.dev is not None:

@@ -1,4 +1,4 @@
-"""Find the wheel that a repack begins with: upstream's, known by its locked sha256."""
+"""Find the wheel to repack: upstream's, known by its locked sha256, or a file of the user."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _require_vouched(
     sha256: str | None,
     entry: LockEntry | None,
 ) -> None:
-    """Raise unless the user vouches for a file that the lock does not know."""
+    """Raise an error if a file is neither in the lock nor has the sha256 that the user gives."""
     if sha256 is not None:
         if not _HEX.fullmatch(sha256.lower()):
             raise UsageError(f"--sha256 takes 64 hex digits, not {sha256!r}")

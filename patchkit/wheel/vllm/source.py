@@ -53,7 +53,7 @@ class VllmOrder:
 
     @property
     def across(self) -> bool:
-        """True if it is built for another CPU than this one."""
+        """Return whether the wheel is built for another CPU than that of this machine."""
         return self.toolchain.machine != platform.machine()
 
     @property
@@ -71,7 +71,7 @@ class VllmOrder:
 
     @property
     def work(self) -> Path:
-        """Return the folder in which it is compiled."""
+        """Return the work folder in which vLLM is compiled."""
         target = self.request.target.name
         name = f"vllm-{self.version.public}-{target}-{self.toolchain.machine}"
         return WORK / (f"{name}-reduced" if self.extensions else name)
@@ -113,7 +113,7 @@ class VllmOrder:
 
     @property
     def compiling(self) -> Request:
-        """Return the request with the fixes on that belong to sources which are compiled."""
+        """Return the request, plus the optional fixes for sources that are compiled here."""
         if self.request.only:
             return self.request
 

@@ -211,8 +211,8 @@ def resolve_wheels(
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel that a node needs for the ``given`` wheels and the requirements ``also``.
 
-    The result has no given wheel, and is sorted by file name. For the projects of the given wheels, no other wheel is
-    chosen. ``constraints`` limit versions but require nothing themselves. ``overrides`` replace
+    The result is without the given wheels, and sorted by file name. For the projects of the given
+    wheels, no other wheel is chosen. ``constraints`` limit versions but require nothing themselves. ``overrides`` replace
     every requirement of the same project. No wheel is downloaded if the index tells its metadata.
     Raises SourceError if there is no solution, UsageError if a text of ``also`` is no requirement,
     StorageError if the index or the disk fails.
