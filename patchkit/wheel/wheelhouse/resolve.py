@@ -212,10 +212,10 @@ def resolve_wheels(
     """Return every wheel that a node needs for the ``given`` wheels and the requirements ``also``.
 
     The result is without the given wheels, and sorted by file name. For the projects of the given
-    wheels, no other wheel is chosen. ``constraints`` limit versions but require nothing themselves. ``overrides`` replace
-    every requirement of the same project. No wheel is downloaded if the index tells its metadata.
-    Raises SourceError if there is no solution, UsageError if a text of ``also`` is no requirement,
-    StorageError if the index or the disk fails.
+    wheels, no other wheel is chosen. ``constraints`` limit versions but require nothing themselves.
+    ``overrides`` replace every requirement of the same project. No wheel is downloaded if the index
+    tells its metadata. Raises SourceError if there is no solution, UsageError if a text of ``also``
+    is no requirement, StorageError if the index or the disk fails.
     """
     for text in also:
         try:
