@@ -14,7 +14,7 @@ from patchkit.finding import Finding
 from patchkit.frozen import frozen
 
 HASH = "hash"
-"""What a finding is ``about`` if the bytes of a file differ from those on the Hub."""
+"""Finding's ``about``: the bytes of a file differ from those on the Hub."""
 
 _SIDE_BY_SIDE = 8  # files at a time; with more, they only wait for the disk
 _SHA1 = 40  # hex digits

@@ -46,7 +46,7 @@ FACTS = "patchkit.json"
 """The file in .dist-info that holds the facts."""
 
 Facts = dict[str, Any]
-"""What patchkit states of a wheel that it made, as JSON."""
+"""JSON in which patchkit states how it made the wheel."""
 
 _FACTS_PATH = re.compile(rf"[^/]*\.dist-info/{re.escape(FACTS)}")
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
