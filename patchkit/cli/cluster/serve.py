@@ -1,4 +1,4 @@
-"""Start, stopand show a model: `patchkit up`, `down`, `logs`, `switch`, `status`."""
+"""Start, stop and show a model: `patchkit up`, `down`, `logs`, `switch`, `status`."""
 
 from __future__ import annotations
 
@@ -453,7 +453,7 @@ def _server_troubles(
     name = cluster.head.destination
     life = condition.life
     if condition.unasked:
-        yield _trouble("not asked", f"{name}: {condition.unasked}")
+        yield _trouble("not asked", condition.unasked)  # names the node
 
     # BLIND is left out: _head_troubles() names the program that listens in the model's place.
     if life and life.state in _LIVES and life.state != BLIND:

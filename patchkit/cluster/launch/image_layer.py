@@ -71,8 +71,8 @@ def patch_image(
         software = contents.software
 
         if not (software and software.vllm_home and contents.glibc):
-            what = f"{head.destination}: the image's Python finds no vLLM"
-            raise HostError(what, why="it is what is patched")
+            what = f"{head.destination}: the image's Python finds no vLLM, or no glibc"
+            raise HostError(what, why="vLLM is what is patched; its wheels need glibc")
 
         base = cluster.file.serve.local_image
         text = layer_text(base, software, image.owner, options)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
-from patchkit.cluster.agent.node_state import NAME
+from patchkit.cluster.agent.node_state import NAME, NodeState
 from patchkit.cluster.agent.processes import strangers
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.ranks import (
@@ -18,7 +18,7 @@ from patchkit.cluster.launch.ranks import (
 from patchkit.cluster.launch.stop import stop_command
 from patchkit.cluster.launch.survey import IMAGE_DISK_FULL, survey_nodes
 from patchkit.cluster.launch.units import GroupUnits, head_ports
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, UsageError
 from patchkit.frozen import frozen
@@ -45,12 +45,14 @@ _OBSTACLES = (
 class GroupPlan:
     """The plan of a start: its units, and the files of each node, name to content.
 
-    ``former`` are the files that each node has now. Both lists are by rank.
+    ``former`` are the files that each node has now, ``states`` the states of the nodes. All lists
+    are by rank.
     """
 
     units: GroupUnits
     files: list[dict[str, str]]
     former: list[dict[str, str]]
+    states: list[NodeState]
 
 
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
@@ -91,6 +93,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         units=units,
         files=units.node_files(),
         former=former,
+        states=require_all(cluster.states()),
     )
 
 

@@ -18,7 +18,6 @@ from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill
 from patchkit.cluster.launch.start_plan import GroupPlan, make_plan
 from patchkit.cluster.launch.stop import check_stopped, end_left_nodes, stop_group
 from patchkit.cluster.launch.units import GroupUnits
-from patchkit.cluster.ssh.node import require_all
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import frozen
@@ -64,12 +63,13 @@ def wait_until_answered(
         for units in stream:
             cluster.check_units(head, units)
             unit = units[0]
+            is_active = unit.active == "active"
+            if is_active and not since:
+                _wait_for_token(cluster, units, watcher, began)
+
             shown = replace(unit, text=_watch_text(cluster, units))
             watcher.tell(shown, time.monotonic() - began)
-
-            if unit.active == "active":
-                if not since:
-                    _wait_for_token(cluster, units, watcher, began)
+            if is_active:
                 return
 
             # The id of the first run of the unit: another id means that systemd tries again.
@@ -162,7 +162,7 @@ def _start_group(
 
     Returns "", and stops nothing, if the head runs with the files of the plan.
     """
-    states = require_all(cluster.states())
+    states = plan.states
     head = states[0]
 
     # systemd waits before it tries a failed start again: start at once, the user may have mended
@@ -239,7 +239,7 @@ def switch_model(
     try:
         with cluster.alone():
             plan = make_plan(cluster, model)
-            former = _former_start(cluster, plan)
+            former = _former_start(plan)
             since = _start_group(cluster, plan, watcher)
         wait_until_answered(cluster, since, watcher)
     except (PatchkitError, Interrupted) as error:
@@ -262,14 +262,13 @@ def switch_model(
         ) from None
 
 
-def _former_start(cluster: Cluster, plan: GroupPlan) -> FormerStart | None:
+def _former_start(plan: GroupPlan) -> FormerStart | None:
     """Return the start that runs; None if none runs, or if the plan has the same files.
 
     Raises UsageError if the start has other nodes than cluster.toml: a switch could not go back to
     it.
     """
-    states = require_all(cluster.states())
-
+    states = plan.states
     head = states[0]
     starts = {state.start for state in states}
     serves = any(state.serves for state in states)

@@ -30,7 +30,15 @@ from patchkit.http_exchange import PathAnswer
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
 from support import write_files
-from support.clusters import MODEL, cluster, node_facts, unit, units_of
+from support.clusters import (
+    MODEL,
+    cluster,
+    image_facts,
+    model,
+    node_facts,
+    unit,
+    units_of,
+)
 from support.lying_nodes import MARK, LyingNodes, parts, value
 from support.model_server import ModelServer
 
@@ -79,13 +87,16 @@ def state(
     others=("-worker@1", "-ray", "-alive"),
     guard="active",
     text="",
+    name="vllm",
 ):
     """Return what a head says of itself, of a worker without ``others``, as a node answers."""
-    units = [unit(active, sub)]
+    units = [unit(active, sub, unit=f"patchkit-{name}.service")]
     units += [
-        unit("inactive", "dead", unit=f"patchkit-vllm{each}.service") for each in others
+        unit("inactive", "dead", unit=f"patchkit-{name}{each}.service")
+        for each in others
     ]
-    units[3:] = [replace(each, active=guard, text=text) for each in units[3:]]
+    if others:
+        units[-1] = replace(units[-1], active=guard, text=text)
     memory = Memory(total=128 << 20, available=100 << 20)
     said = NodeState(units=tuple(units), processes=(), starts=1, memory=memory)
     return value(asdict(said)), "end"
@@ -260,6 +271,81 @@ def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(
     assert names[-2:] == ["end_start", "end of hold_alone"]
 
 
+STOP = "ssh -t spark-1 'systemctl --user disable --now patchkit-vllm.service'"
+
+
+def test_down_names_another_cluster_that_runs_there(nodes, tmp_path, capsys):
+    """`name` was changed in cluster.toml while it served: nothing of the new name is left."""
+    (tmp_path / "cluster.toml").write_text('name = "new"\n[[node]]\nssh = "spark-1"\n')
+    idle = state("inactive", "dead", ("-ray", "-alive"), guard="inactive", name="new")
+    head = members_of(idle, "spark-1", processes=[], others={"vllm": True})
+    nodes.lie({"spark-1": {"hold_alone": HELD, "end_group": head}})
+    code, said = ask(capsys, "down")
+    plain = " ".join(said.split())
+    assert code == 0
+    assert f"spark-1: stopped; other clusters run here: vllm (stop: `{STOP}`)" in plain
+    assert "no process left" not in plain
+
+
+@pytest.mark.parametrize(
+    ("holder", "hint"),
+    [
+        ("vllm (process 319) of the cluster vllm", f"`{STOP}` stops it"),
+        ("python3 (process 7)", "end it, or set another `port`; ssh -t spark-1 'ss -"),
+    ],
+)
+def test_up_names_who_has_the_port_and_how_to_free_it(
+    nodes, tmp_path, capsys, holder, hint
+):
+    (tmp_path / "cluster.toml").write_text('name = "new"\n[[node]]\nssh = "spark-1"\n')
+    answers = {
+        "hold_alone": HELD,
+        "look_at_node": (value(asdict(node_facts(tmp_path))), "end"),
+        "strangers": (value([f"127.0.0.1 port 8000: {holder}"]), "end"),
+    }
+    nodes.lie({"spark-1": answers})
+    code, said = ask(capsys, "up", MODEL)
+    plain = " ".join(said.split())
+    assert code == 9
+    assert f"a port of the start is taken: 127.0.0.1 port 8000: {holder}" in plain
+    assert hint in plain
+    assert not nodes.asked("put_files")
+
+
+WHOLE = model(folder=f"~/models/org--m@{'c' * 12}", size=9, files=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "verb"),
+    [
+        ({"problem": "no such folder"}, "is not whole: spark-2: no such", "sync"),
+        ({"commit": ""}, "every node: spark-2 has no record of its files", "sync"),
+        ({"size": 5}, "every node: spark-2 has other files than spark-1", "sync"),
+    ],
+)
+def test_up_serves_no_model_of_which_a_node_has_a_part(
+    nodes, tmp_path, capsys, changes, says, verb
+):
+    rows = "".join(f'[[node]]\nssh = "{name}"\n' for name in NAMES)
+    pin = f'[models]\n"org/m" = "{WHOLE.commit}"\n'
+    (tmp_path / "cluster.toml").write_text(rows + pin)
+    prints = (WHOLE, replace(WHOLE, **changes))
+    lies = {}
+    for number, (name, held) in enumerate(zip(NAMES, prints, strict=True)):
+        facts = node_facts(tmp_path, node=number, models={WHOLE.folder: held})
+        lies[name] = {
+            "hold_alone": HELD,
+            "look_at_node": (value(asdict(facts)), "end"),
+        }
+    nodes.lie(lies)
+    code, said = ask(capsys, "up", "org/m")
+    plain = " ".join(said.split())
+    assert code == 9
+    assert says in plain
+    assert f"next: patchkit model {verb} org/m" in plain
+    assert not nodes.asked("put_files")
+
+
 @pytest.mark.parametrize(
     ("members", "fields"),
     [
@@ -288,11 +374,37 @@ def test_switch_is_for_the_nodes_that_serve(nodes, tmp_path, capsys, members, fi
     assert not nodes.asked("put_files")
 
 
+def test_switch_looks_at_all_before_it_knows_what_to_go_back_to(
+    nodes, tmp_path, capsys
+):
+    """A node that is silent once more would stop and start a model that serves."""
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
+    alone = ("-ray", "-alive")
+    units = [asdict(unit(unit=name)) for name in Cluster(cluster("spark-1")).units]
+    idle = state("inactive", "dead", alone, guard="inactive")
+    answers = {
+        "hold_alone": HELD,
+        "look_at_node": (value(asdict(node_facts(tmp_path))), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": members_of(state(others=alone), "spark-1", model="org/m"),
+        "end_group": members_of(idle, "spark-1", processes=[]),
+        "put_files": (value(None), "end"),
+        "begin_group": (value("@1.0"), "end"),
+        "follow_units": (parts(units), "end"),
+    }
+    nodes.lie({"spark-1": answers})
+    code, said = ask(capsys, "switch", MODEL)
+    assert code == 0, said
+    names = [name for _node, name, _arguments in nodes.calls()]
+    assert names.count("read_node_state") == names.count("end_group") == 1
+
+
 @pytest.mark.parametrize(
     ("signs", "says"),
     [
         (ServerSigns(asleep=True, token_wait_s=30), "it sleeps, and gives no token"),
         (ServerSigns(paused=True, token_wait_s=30), "it is paused, and gives no token"),
+        (ServerSigns(token_wait_s=30), "the model hangs: an unknown number of"),
     ],
 )
 def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
@@ -306,14 +418,27 @@ def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
         "ask_server": (value(asdict(answers)), "end"),
     }
     nodes.lie({"spark-1": lies})
-    watcher = StartWatcher(*[lambda *_: None] * 4)
+    told = []
+    ignore = [lambda *_: None] * 3
+    watcher = StartWatcher(lambda unit, _seconds: told.append(unit.sub), *ignore)
     with pytest.raises(HostError, match=says):
         wait_until_answered(head, "", watcher)
+    assert told == []  # "running" would be shown as `answers`
 
 
-@pytest.mark.parametrize(("sub", "starts"), [("running", 0), ("auto-restart", 1)])
-def test_up_starts_at_once_what_waits_to_be_tried_again(nodes, tmp_path, sub, starts):
-    """The files are the same: what failed may be mended, and nobody waits for systemd."""
+@pytest.mark.parametrize(
+    ("sub", "guard", "starts", "begun"),
+    [
+        ("running", "active", 0, []),
+        ("running", "inactive", 0, ["patchkit-vllm-alive.service"]),
+        ("running", "failed", 0, ["patchkit-vllm-alive.service"]),
+        ("auto-restart", "inactive", 1, []),
+    ],
+)
+def test_up_of_the_same_files_starts_what_does_not_run(
+    nodes, tmp_path, sub, guard, starts, begun
+):
+    """What waits to be tried again may be mended; the watch is what somebody has stopped."""
     file = cluster("spark-1")
     facts = node_facts(tmp_path)
     (files,) = units_of(file, [facts], MODEL).node_files()
@@ -324,7 +449,7 @@ def test_up_starts_at_once_what_waits_to_be_tried_again(nodes, tmp_path, sub, st
         "look_at_node": (value(asdict(replace(facts, files=files))), "end"),
         "strangers": (value([]), "end"),
         "read_node_state": members_of(
-            state(active, sub, others=("-ray", "-alive")), "spark-1"
+            state(active, sub, others=("-ray", "-alive"), guard=guard), "spark-1"
         ),
         "end_group": idle,
         "put_files": (value(None), "end"),
@@ -332,10 +457,14 @@ def test_up_starts_at_once_what_waits_to_be_tried_again(nodes, tmp_path, sub, st
         "begin_group": (value("@1.0"), "end"),
     }
     nodes.lie({"spark-1": answers})
-    watcher = StartWatcher(*[lambda *_: None] * 4)
+    notes = []
+    watcher = StartWatcher(*[lambda *_: None] * 3, notes.append)
     _units, since = bring_up(Cluster(file), MODEL, watcher)
     assert len(nodes.asked("begin_group")) == starts
     assert since == ("@1.0" if starts else "")
+    assert [given["unit"] for _node, given in nodes.asked("begin_unit")] == begun
+    words = f"was {guard}, and is started again"
+    assert notes == [f"spark-1: {name} {words}" for name in begun]
 
 
 def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
@@ -361,31 +490,53 @@ def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
     assert "stop-sigterm" not in said
 
 
+GONE = asdict(image_facts(problem="image-missing"))
+
+
 @pytest.mark.parametrize(
-    ("troubles", "says", "cure"),
+    ("fields", "says", "cure"),
     [
         (
-            {"lost": "192.168.177.2", "addresses": ["192.168.177.22"]},
+            {"troubles": {"lost": "192.168.177.2", "addresses": ["192.168.177.22"]}},
             "address spark-2 no longer has 192.168.177.2, the address it was started with; it has",
             "next: patchkit up org/m",
         ),
         (
-            {"killed": ["VLLM::W (process 9) at 17:24:01"]},
+            {"troubles": {"killed": ["VLLM::W (process 9) at 17:24:01"]}},
             "the kernel killed VLLM::W",
             "",
         ),
         (
-            {"disks": [{"folder": "/home", "free": 0, "total": 9, "files": None}]},
+            {
+                "troubles": {
+                    "disks": [{"folder": "/home", "free": 0, "total": 9, "files": None}]
+                }
+            },
             "full spark-2: /home: 0 MB are free",
+            "",
+        ),
+        (
+            {"image": GONE},
+            "next start spark-2: the image is not there",
+            "next: patchkit cluster install",
+        ),
+        (
+            {"successor": "vLLM 0.33.0 (b) is installed, and a serves until"},
+            "installed spark-2: vLLM 0.33.0 (b) is installed, and a serves",
+            "",
+        ),
+        (
+            {"others": {"other": True}},
+            "spark-2: other clusters run here: other (stop: `ssh -t spark-2 'systemctl",
             "",
         ),
     ],
 )
-def test_status_tells_of_a_node_s_troubles(nodes, capsys, troubles, says, cure):
+def test_status_tells_of_a_node_s_troubles(nodes, capsys, fields, says, cure):
     head, end = state()
-    fields = json.loads(head.removeprefix(MARK))["value"]
-    healthy = value({**fields, "model": "org/m"})
-    ill = value({**fields, "units": fields["units"][:1], "troubles": troubles})
+    well = json.loads(head.removeprefix(MARK))["value"]
+    healthy = value({**well, "model": "org/m"})
+    ill = value({**well, "units": well["units"][:1], **fields})
     server = {"ask_server": (value(None), "end")}
     nodes.lie(
         {
@@ -534,6 +685,30 @@ def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, nam
     assert code == 9
     assert words in " ".join(shown.split())
     assert ("hangs spark-1" in " ".join(shown.split())) == (name == "hangs")
+
+
+def test_status_says_who_is_the_head_of_a_start_with_another_order(nodes, capsys):
+    """The nodes changed places in cluster.toml: nothing hangs, and nothing is wrong there."""
+    swapped = NAMES[::-1]
+    elsewhere = {"kind": "HostError", "what": "this node's rank belongs to a server"}
+    answer = f"{MARK}{json.dumps({'error': elsewhere})}\n"
+    head = members_of(state(), *swapped)
+    worker = members_of(state(others=()), *swapped, model="org/m")
+    nodes.lie(
+        {
+            "spark-1": {"read_node_state": head, "ask_server": (answer, "end")},
+            "spark-2": {"read_node_state": worker},
+        }
+    )
+    code, said = ask(capsys, "status")
+    plain = " ".join(said.split())
+    assert code == 9
+    assert (
+        "head spark-2 is the head of the running start, but cluster.toml lists" in plain
+    )
+    assert "not asked spark-1: this node's rank belongs to a server" in plain
+    assert "hangs" not in plain
+    assert "next: patchkit up org/m" in plain
 
 
 def test_a_rank_of_another_head_is_not_asked_for_a_token(tmp_path, monkeypatch):

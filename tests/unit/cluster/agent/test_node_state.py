@@ -1,0 +1,121 @@
+"""Put, end and describe a group on a node whose systemd and engine are stand-ins."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from patchkit.cluster.agent.node_facts import look_at_node
+from patchkit.cluster.agent.node_files import put_files
+from patchkit.cluster.agent.node_state import (
+    end_group,
+    end_start,
+    look_at_served,
+    other_clusters,
+)
+from patchkit.cluster.agent.processes import strangers
+from support import write_files
+
+UNIT = "patchkit-x.service"
+HEAD = "[Install]\nWantedBy=default.target\n"
+SHOWN = f"Id={UNIT}\\nActiveState=inactive\\nSubState=dead\\nNRestarts=0\\n"
+SYSTEMCTL = f"""\
+#!/bin/sh
+shift
+echo "$@" >> {{folder}}/asked
+case $1 in show) printf '{SHOWN}';; esac
+"""
+LISTENS = """\
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Stand in for systemctl: what it was asked for."""
+    programs = {
+        "systemctl": SYSTEMCTL.format(folder=tmp_path),
+        "dmesg": "#!/bin/sh\n",
+        "journalctl": "#!/bin/sh\n",
+    }
+    write_files(tmp_path / "bin", programs, mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "asked").touch()
+    return lambda: (tmp_path / "asked").read_text().splitlines()
+
+
+def write_settings(folder, name, **settings):
+    file = {"group.json": json.dumps({"name": name, **settings})}
+    write_files(folder / ".config/patchkit" / name, file)
+
+
+@pytest.mark.parametrize(("text", "disabled"), [(HEAD, False), ("[Unit]\n", True)])
+def test_a_node_that_is_the_head_no_more_starts_nothing_at_a_boot(
+    asked, text, disabled
+):
+    """It may have been the head of the former start, whose unit is enabled."""
+    put_files("x", {UNIT: text, "group.json": "{}"})
+    assert (f"disable --quiet {UNIT}" in asked()) is disabled
+
+
+def test_the_end_of_a_group_leaves_no_helper_of_a_former_head(asked):
+    end_group("x", [UNIT], disable=False)
+    for part in ("worker@*", "ray", "alive"):
+        assert f"reset-failed patchkit-x-{part}.service" in asked()
+    assert not [words for words in asked() if words.startswith("disable")]
+
+
+@pytest.mark.parametrize(("start", "ended"), [("abc", True), ("def", False)])
+def test_a_node_that_left_the_file_ends_the_start_that_it_was_in(
+    asked, tmp_path, start, ended
+):
+    write_settings(tmp_path, "x", id=start)
+    assert end_start("x", "abc") == ""
+    assert (f"disable --quiet {UNIT}" in asked()) is ended
+    assert (f"stop {UNIT}" in asked()) is ended
+
+
+def test_another_cluster_of_this_user_is_named_by_its_mark(asked, tmp_path):
+    """`name` was changed in cluster.toml while it served."""
+    write_settings(tmp_path, "zzz", url="http://127.0.0.1:8000")
+    words = [sys.executable, "-c", LISTENS]
+    environment = {**os.environ, "PATCHKIT_CLUSTER": "zzz"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=environment, **pipes) as process:
+        port = process.stdout.readline().strip()
+        assert other_clusters("x")["zzz"] is True
+        assert "zzz" not in other_clusters("zzz")
+        url = f"http://127.0.0.1:{port}"
+        (listener,) = strangers(url, UNIT, "x")
+        assert listener.endswith(f"(process {process.pid}) of the cluster zzz")
+        assert strangers(url, UNIT, "zzz") == []
+        process.stdin.close()
+
+
+def test_an_image_that_is_gone_while_it_serves_is_a_problem(tmp_path, monkeypatch):
+    info = json.dumps({"ServerVersion": "28.3", "DockerRootDir": str(tmp_path)})
+    programs = {
+        "docker": f"#!/bin/sh\n[ $1 = info ] && echo '{info}'\n",
+        "systemd-run": '#!/bin/sh\nshift 5\nexec "$@"\n',
+    }
+    write_files(tmp_path, programs, mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    settings = {"inside": ["docker", "exec", "patchkit-x"], "image": "0" * 64}
+    successor, image = look_at_served(settings)
+    assert (successor, image.problem) == ("", "image-missing")
+
+
+def test_a_start_names_the_environment_and_not_the_link_to_it(asked, tmp_path):
+    """Another `install` moves the link: what serves is restarted from where it was."""
+    venvs = tmp_path / ".local/share/patchkit/venvs"
+    (venvs / "abc/bin").mkdir(parents=True)
+    (venvs / "abc/bin/python").symlink_to(sys.executable)
+    (tmp_path / "venv").symlink_to(venvs / "abc")
+    facts = look_at_node("x", "~/venv")
+    assert (facts.venv, facts.installation) == (str(venvs / "abc"), "abc")
