@@ -102,8 +102,9 @@ def _explain_failure(
     reasons = [f"systemd says {unit.result}, status {unit.status}"]
 
     if is_retry:
-        cure = "`patchkit down` ends that"
-        reasons.append(f"it tries again, at most four times an hour: {cure}")
+        reasons.append(
+            "it tries again, at most four times an hour: `patchkit down` ends that"
+        )
 
     silent = journal.silent.values()
     reasons += [f"without the lines of {error.what}" for error in silent]

@@ -467,6 +467,44 @@ def test_up_of_the_same_files_starts_what_does_not_run(
     assert notes == [f"spark-1: {name} {words}" for name in begun]
 
 
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"end_start": (value(""), "end")}, ""),
+        (
+            {"*": ("", "hang")},
+            "left: spark-3: no sign of life for 1 s; at its next boot it may start the old "
+            "model again: `ssh -t spark-3 'systemctl --user disable --now patchkit-vllm",
+        ),
+    ],
+    ids=["ends", "silent"],
+)
+def test_up_ends_the_former_start_on_a_node_that_left_the_file(
+    nodes, tmp_path, capsys, answer, says
+):
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
+    alone = ("-ray", "-alive")
+    units = [asdict(unit(unit=name)) for name in Cluster(cluster("spark-1")).units]
+    idle = state("inactive", "dead", alone, guard="inactive")
+    head = {
+        "hold_alone": HELD,
+        "look_at_node": (value(asdict(node_facts(tmp_path))), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": members_of(state(others=alone), "spark-1", "spark-3"),
+        "end_group": members_of(idle, "spark-1", processes=[]),
+        "put_files": (value(None), "end"),
+        "begin_group": (value("@1.0"), "end"),
+        "follow_units": (parts(units), "end"),
+    }
+    nodes.lie({"spark-1": head, "spark-3": answer})
+    code, said = ask(capsys, "up", MODEL)
+    assert code == 0, said
+    asked = {"name": "vllm", "start": "abc"}
+    assert nodes.asked("end_start") == [("spark-3", asked)]
+    assert says in " ".join(said.split())
+    assert ("left:" in said) is bool(says)
+
+
 def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
     """systemd has a dozen sub-states for it: `stop-sigterm` tells nobody anything."""
     facts = asdict(node_facts(tmp_path))
