@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -272,6 +275,7 @@ def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(
 
 
 STOP = "ssh -t spark-1 'systemctl --user disable --now patchkit-vllm.service'"
+STOP_3 = STOP.replace("spark-1", "spark-3")
 
 
 def test_down_names_another_cluster_that_runs_there(nodes, tmp_path, capsys):
@@ -473,8 +477,7 @@ def test_up_of_the_same_files_starts_what_does_not_run(
         ({"end_start": (value(""), "end")}, ""),
         (
             {"*": ("", "hang")},
-            "left: spark-3: no sign of life for 1 s; at its next boot it may start the old "
-            "model again: `ssh -t spark-3 'systemctl --user disable --now patchkit-vllm",
+            f"at its next boot it may start the old model again: `{STOP_3}`",
         ),
     ],
     ids=["ends", "silent"],
@@ -502,7 +505,7 @@ def test_up_ends_the_former_start_on_a_node_that_left_the_file(
     asked = {"name": "vllm", "start": "abc"}
     assert nodes.asked("end_start") == [("spark-3", asked)]
     assert says in " ".join(said.split())
-    assert ("left:" in said) is bool(says)
+    assert ("left: spark-3: no sign of life" in said) is bool(says)
 
 
 def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
@@ -674,6 +677,26 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
     assert code == (9 if why else 0)
     assert json.loads(said)["answers"] is not bool(why)
     assert why in (json.loads(said)["hangs"] or "")
+
+
+def test_status_takes_a_compiler_for_work_as_the_watch_does(tmp_path, monkeypatch):
+    """A step may take minutes: who asks would else be told to end what compiles."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # The control group of this process, which listens, is that of the group's unit.
+    unit = Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition("/")[2]
+    settings = {"id": "1", "name": "vllm", "unit": unit, "frozen": 120}
+    settings |= {"workers": {}, "watts": 0}
+    compiler = shutil.copy("/bin/sleep", tmp_path / "cc1plus")
+    marked = {"PATCHKIT_CLUSTER": "vllm"}
+    with (
+        ModelServer(silent=True) as server,
+        subprocess.Popen([compiler, "60"], env=marked) as process,
+    ):
+        group = json.dumps({**settings, "url": server.url})
+        write_files(tmp_path / ".config/patchkit/vllm", {"group.json": group})
+        life = ask_server(cluster="vllm", seconds=1).life
+        process.kill()
+    assert life == ServerLife(WORKS, "cc1plus compiles")
 
 
 NONE = "no sign of life for 21 s: 2 requests, and no step"

@@ -13,7 +13,7 @@ from patchkit.cluster.agent.node_state import (
     end_group,
     end_start,
     look_at_served,
-    other_clusters,
+    read_node_state,
 )
 from patchkit.cluster.agent.processes import strangers
 from support import write_files
@@ -89,8 +89,8 @@ def test_another_cluster_of_this_user_is_named_by_its_mark(asked, tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, env=environment, **pipes) as process:
         port = process.stdout.readline().strip()
-        assert other_clusters("x")["zzz"] is True
-        assert "zzz" not in other_clusters("zzz")
+        assert read_node_state("x", [UNIT]).others["zzz"] is True
+        assert "zzz" not in read_node_state("zzz", [UNIT]).others
         url = f"http://127.0.0.1:{port}"
         (listener,) = strangers(url, UNIT, "x")
         assert listener.endswith(f"(process {process.pid}) of the cluster zzz")
