@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ CONDITIONS = "digest.json"
 ENOUGH = 3
 """The least number of repetitions whose spread allows a verdict."""
 _RAW = "raw"
+_RESULTS = "name a folder that `patchkit bench MODEL` wrote"
 
 Verdict = Literal["better", "worse", "within the spread", "too few"]
 
@@ -139,22 +140,21 @@ def result_files(folder: Path) -> list[Path]:
 def read_series(folder: Path) -> list[Series]:
     """Return the figures in a folder, a series for each variant, load and measure.
 
-    Raises UsageError if there are no results, or if a file is no result of the benchmark.
+    A series leaves out rounds without a positive value. Raises UsageError if there are no results,
+    or if a file is no result of the benchmark.
     """
     results: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for place in result_files(folder):
         variant, load = place.parts[-3:-1]
-        results[variant, load].append(_read_result(place))
+        results[variant, load].append(_read_object(place))
     if not results:
-        raise UsageError(
-            f"{folder}: holds no results",
-            hint="a folder that `patchkit bench MODEL` wrote",
-        )
+        raise UsageError(f"{folder}: holds no results", hint=_RESULTS)
 
     all_series = []
     for (variant, load), rounds in results.items():
         for measure in MEASURES:
-            values = tuple(_values(measure, rounds))
+            numbers = (positive_number(result.get(measure.key)) for result in rounds)
+            values = tuple(filter(None, numbers))
             if values:
                 all_series.append(
                     Series(variant=variant, load=load, measure=measure, values=values)
@@ -162,21 +162,11 @@ def read_series(folder: Path) -> list[Series]:
     return all_series
 
 
-def _read_result(place: Path) -> dict[str, Any]:
+def _read_object(place: Path) -> dict[str, Any]:
     try:
-        return read_json(dict[str, Any], read_text(place))
+        return read_json(dict[str, Any], read_text(place, hint=_RESULTS))
     except RecordError as error:
-        raise UsageError(
-            f"{place}: is no result of vLLM's benchmark: {error}"
-        ) from None
-
-
-def _values(measure: Measure, rounds: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Yield the figure's value in each round; leave out rounds without a positive value."""
-    for result in rounds:
-        value = positive_number(result.get(measure.key))
-        if value:
-            yield value
+        raise UsageError(f"{place}: {error}", hint=_RESULTS) from None
 
 
 def read_conditions(folder: Path) -> dict[str, Any]:
@@ -184,13 +174,7 @@ def read_conditions(folder: Path) -> dict[str, Any]:
 
     Raises UsageError if its file is no JSON object.
     """
-    place = folder / CONDITIONS
-    try:
-        return read_json(dict[str, Any], read_text(place))
-    except RecordError as error:
-        raise UsageError(
-            f"{place}: {error}", hint="measure anew, into a new folder"
-        ) from None
+    return _read_object(folder / CONDITIONS)
 
 
 def compare_series(
