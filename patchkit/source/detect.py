@@ -167,14 +167,14 @@ def project_of(spec: str) -> str:
     if len(candidates) == 1:
         return candidates[0]
 
-    is_path = "/" in spec and "://" not in spec
-    if is_path and not path.exists():
-        raise UsageError(f"{spec}: no such file or folder", hint=_list_nearest(path))
+    if "://" not in spec and not path.exists():
+        hint = guess_release(spec, projects()) or _list_nearest(path)
+        raise UsageError(f"{spec}: no such file or folder", hint=hint)
 
     options = " or ".join(f"--{name}-src" for name in projects())
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
-        hint=guess_release(spec, projects()) or f"name it with {options}",
+        hint=f"name it with {options}",
     )
 
 

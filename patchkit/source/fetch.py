@@ -58,12 +58,13 @@ def cache_dir() -> Path:
 
 
 def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> str:
-    """Return a hint: releases that begin with ``version`` (0.33.0 for 0.33), or the known range."""
+    """Return a hint: releases of the series of a version (0.33.0 for 0.33), or the known range."""
     refused = refused_ranges(project)
     supported = [v for v in lock if not any(v in versions for versions in refused)]
-    releases = sorted(supported, key=Version) or ["none"]
+    releases = sorted(supported, key=Version)
 
-    close = [f"{project}=={v}" for v in releases if v.startswith(f"{version}.")]
+    series = ".".join(version.split(".")[:2])
+    close = [f"{project}=={v}" for v in releases if v.startswith(f"{series}.")]
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"known are {releases[0]} to {releases[-1]}"

@@ -142,10 +142,12 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     if version is None:
         example = f"for example {projects()[project].example}"
         hint = guess_release(source.spec, projects()) or example
-        raise UsageError(f"{source.spec!r} names no release", hint=hint)
+        what = f"{source.spec}: no such file, folder or release"
+        raise UsageError(what, hint=hint)
     if project == "nccl":
         return nccl_tree(source.spec, offline=source.offline, check=check).path
 
+    check(version)
     lock = read_lock(RECIPES / project / "lock.toml")
     progress = report(f"Fetching {source.spec}")
     return fetch(project, str(version), lock, offline=source.offline, progress=progress)
@@ -181,14 +183,7 @@ def _find_archive(
         name = re.match(r".+?-(\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
         label = name[1] if name else path.stem
         return _Archive(path, label, label)
-    if version is None:
-        spelled = f"name {projects()[source.project].spelled}"
-        raise UsageError(
-            f"{spec}: no such file or directory",
-            hint=guess_release(spec, projects()) or spelled,
-        )
 
-    check(version)
     archive = fetch_release(source, check, report)
     return _Archive(archive, str(version), str(version), locked=True)
 

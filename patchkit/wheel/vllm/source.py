@@ -159,7 +159,6 @@ def vllm_source(
         path = Path(named)
     else:
         chosen = named_version(version) if version else recipe.newest
-        recipe.check(chosen)
         release = SourceOptions(recipe.project, f"vllm=={chosen}", offline=offline)
         path = fetch_release(release, recipe.check, report)
 
