@@ -131,12 +131,7 @@ def redraw_line(text: str) -> None:
     global _drawn_line
     if text or _drawn_line:
         width = columns(sys.stderr) or 0
-        click.echo(
-            _ERASE + shown(text)[: width - 1],
-            nl=False,
-            err=True,
-            color=True,
-        )
+        click.echo(_ERASE + shown(text)[: width - 1], nl=False, err=True, color=True)
         _note_time()
     _drawn_line = text
 
@@ -394,6 +389,7 @@ def _padded(cell: str, filled: int, to_the_right: bool) -> str:
     return cell + blanks
 
 
+_CUT = re.compile(r"(.{1000}).+")  # a line that quotes a huge argument
 _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
 
 
@@ -426,7 +422,8 @@ def program() -> list[str]:
 
 def error_text(error: PatchkitError) -> Shown:
     """Return an error as people read it, without secrets."""
-    text = str(PatchkitError(error.what, why=error.why, hint=spelled(error.hint)))
+    what = _CUT.sub(r"\1…", error.what)
+    text = str(PatchkitError(what, why=error.why, hint=spelled(error.hint)))
     return style("error:", fg="red", bold=True) + f" {mask_secrets(text)}"
 
 

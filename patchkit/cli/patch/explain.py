@@ -18,6 +18,7 @@ from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
+from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import describe_condition
 
 _SHOWN = 3  # symptoms: so many are shown in full, more as a list
@@ -66,7 +67,7 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
     """Yield what contains a text: one entry or a few diagnoses in full, anything more as a list.
 
     Entries are fixes and claims. Raises UsageError if nothing contains the text; the error suggests
-    the id that resembles the text most.
+    the id that the text resembles.
     """
     ids = {name.replace("-", "_"): name for name in (*by_id, *symptoms())}
     entries: list[Fix | Claim] = []
@@ -78,9 +79,7 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
         diagnoses = _search_symptoms(text)
 
     if not entries and not diagnoses:
-        hint = "`patchkit explain` lists them"
-        for name in difflib.get_close_matches(_as_id(text), ids, n=1):
-            hint = f"did you mean {ids[name]}?"
+        hint = quoted("patchkit", "explain", *(ids[name] for name in mistyped))
         raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
 
     if len(entries) == 1 and not diagnoses:
