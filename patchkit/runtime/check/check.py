@@ -114,7 +114,7 @@ def _is_set_by_rule(variable: Assignment) -> bool:
 
 
 def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what sh, systemd and docker read differently in an env file.
+    """Yield what sh, systemd and docker read differently in an env file or a script.
 
     Each kind of difference is one finding, about its first line.
     """
@@ -126,16 +126,17 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
 
     # The first line of patchkit's own files names the format, so only one program reads them.
     has_format = "format" in head_facts(text)
-    if has_format or kind != ENV or not is_env_file(text):
+    if has_format or kind not in (ENV, SHELL):
         return
 
+    key = "form" if kind == ENV and is_env_file(text) else "shell_form"
     lines = text.replace("\r\n", "\n").split("\n")
 
     for finding_id, row in read_env_data("findings").items():
-        if "form" not in row:
+        if key not in row:
             continue
 
-        places = _find_differing_lines(re.compile(row["form"]), lines)
+        places = _find_differing_lines(re.compile(row[key]), lines)
         if places:
             first = places[0]
             more = f" and {len(places) - 1} more" if places[1:] else ""

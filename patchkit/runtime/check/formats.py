@@ -35,7 +35,7 @@ _KINDS = read_env_data("said")["kinds"]
 
 # NAME alone gets the caller's value. A line of Environment= belongs to a systemd unit.
 _ENV_LINE = re.compile(
-    r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
+    r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:[ \t]*=(?P<value>.*))?"
 )
 # A value ends at a # behind a blank.
 _ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
@@ -61,7 +61,7 @@ def read_file(path: Path) -> CheckedText:
     text = read_text(None if is_stdin else path, hint=_OTHER_FILE)
 
     return CheckedText(
-        where=str(path),
+        where=str(path).replace("\n", r"\n"),
         content=read_content(text, str(path)),
         text=text,
         mode=0 if is_stdin else stat.S_IMODE(path.stat().st_mode),
@@ -82,6 +82,8 @@ def read_content(text: str, where: str) -> FileContent:
         problem = "it is nested too deeply"
         content.problems.append(build_finding("not-yaml", 1, problem=problem))
 
+    if not text.strip():
+        content.problems.append(build_finding("empty", 1))
     return content
 
 

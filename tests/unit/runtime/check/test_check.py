@@ -35,6 +35,23 @@ def run(*arguments):
     return CliRunner().invoke(group, ["check", *map(str, arguments)])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "code", "first_line"),
+    [
+        ("bad.yml", "a: [1\nb: }\n", 3, "bad.yml:2  error  no YAML that can be read"),
+        ("empty.env", "", 3, "empty.env  warning  the file is empty"),
+        ("two\nlines.env", "A=1\n", 0, r"✓ two\nlines.env: no problems"),
+    ],
+)
+def test_a_file_has_one_line_of_its_own(
+    name, text, code, first_line, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    done = run("--elsewhere", name)
+    assert (done.exit_code, done.output[: len(first_line)]) == (code, first_line)
+
+
 def test_a_file_as_guides_have_it():
     expected = [
         (1, "warning", "the value of HF_TOKEN is in the file"),
@@ -133,6 +150,11 @@ def test_every_finding_has_an_id_and_a_next_step():
         ("x.env", "A=1\r\n", {"crlf"}),
         ("x.sh", "#!/bin/sh\r\nvllm --version\r\n", {"crlf"}),
         ("compose.yaml", "services:\r\n  a:\r\n    image: b\r\n", set()),
+        ("x.env", "NCCL_DEBUG = WARN\n", {"blanks-at-sign"}),
+        ("x.env", "NCCL_DEBUG= WARN\nNCCL_IB_TIMEOUT =22\n", {"blanks-at-sign"}),
+        ("x.sh", "#!/bin/sh\n  export NCCL_DEBUG = WARN\n", {"blanks-at-sign"}),
+        ("x.env", "NCCL_DEBUG = WARN\nif x; then y; fi\n", {"blanks-at-sign"}),
+        ("x.sh", "for ((i = 0; i < 3; i++)); do A= vllm --version; done\n", set()),
         ("Dockerfile", "FROM a\r\nENV A=1\r\n", set()),
         ("x.service", "[Service]\r\nEnvironment=A=1\r\n", set()),
     ],

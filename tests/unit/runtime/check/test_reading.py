@@ -236,6 +236,8 @@ def test_our_own_files_are_read_in_every_format():
         ("x.yaml", "a: b\n\x01", 2, "error", "not-yaml"),
         ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "note", "template"),
         ("x.py", "def f(:\n", 1, "note", "not-read"),
+        ("x.env", "", 1, "warning", "empty"),
+        ("x.yaml", " \n\n", 1, "warning", "empty"),
     ],
 )
 def test_what_cannot_be_read_is_told(where, text, line, level, key):
