@@ -77,6 +77,8 @@ def _weight_notes(request: ServeRequest) -> Iterator[str]:
     if request.node.preset is None and request.folder_gib is None:
         more = "" if weights else ", and whether it fits was not checked"
         yield f"{request.model} has no preset: these flags fit any model{more}"
+        if request.model.startswith(("/", ".")):
+            yield f"{request.model} is no folder with weights on this machine"
     elif weights is None:
         yield "whether it fits was not checked: nobody names the size of its weights"
 

@@ -57,7 +57,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         (
             "fixes --vllm-src nowhere",
             2,
-            ["nowhere: no such file or directory", "vllm=="],
+            ["nowhere: no such file, folder or release", "vllm=="],
         ),
         (
             "fixes --vllm-src .",
@@ -86,7 +86,8 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply vlm==0.25.1", 2, ["did you mean vllm==0.25.1?"]),
         ("apply 0.25.1", 2, ["did you mean vllm==0.25.1 or nccl==0.25.1?"]),
         ("apply", 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
-        ("diff no-such-thing", 2, ["says whether it is vLLM or NCCL"]),
+        ("diff .", 2, ["says whether it is vLLM or NCCL"]),
+        ("apply nosuch", 2, ["nosuch: no such file or folder", "next: ls /"]),
         (
             "apply /no/such/dir",
             2,
@@ -104,7 +105,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply --nccl-src git+file:///x@v9", 2, ["'v9' is not a commit"]),
         ("apply --nccl-src vllm==0.24.0", 2, ["neither a git URL nor a release"]),
         ("apply --vllm-src x --sha256 0", 2, ["--sha256 is for an archive of NCCL"]),
-        ("explain arch_list", 2, ["'arch_list'", "did you mean arch_lists?"]),
+        (
+            "explain arch_list",
+            2,
+            ["'arch_list'", "next: patchkit explain arch_lists\n"],
+        ),
         (
             "explain sm_121",
             0,
@@ -115,7 +120,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             0,
             ["\n  nvfp4_moe_marlin ", "\n  garbage-output "],
         ),
-        ("explain no-such-thing", 2, ["no fix, claim or symptom is 'no-such-thing'"]),
+        (
+            "explain no-such-thing",
+            2,
+            ["symptom is 'no-such-thing'", "next: patchkit explain\n"],
+        ),
         (
             "doctor --log no.log",
             2,
@@ -157,7 +166,25 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
                 "next: name another file, or check what runs: `patchkit check --r",
             ],
         ),
-        ("fetch torch==2.9.0", 2, ["'torch==2.9.0' names no release"]),
+        ("fetch vllm==0.15.0", 3, ["0.15.0 is not supported", "no sdist"]),
+        ("fetch vllm==0.14.9", 3, ["did you mean vllm==0.14.0 or vllm==0.14.1?"]),
+        (
+            "repack vllm==0.33.0 --dir /proc/x",
+            7,
+            ["/proc/x: not a folder that can be written to", "with --dir"],
+        ),
+        ("net verify --peer 300.1.1.1", 2, ["; for example 192.168.100.11\n"]),
+        (
+            "serve-args /nonexist --vllm 0.33.0",
+            0,
+            ["vllm serve /nonexist ", "/nonexist is no folder with weights on this"],
+        ),
+        (
+            "bench diff a b",
+            2,
+            ["a/digest.json: no such file", "folder that `patchkit bench MODEL` wrote"],
+        ),
+        ("fetch torch==2.9.0", 2, ["torch==2.9.0: no such file, folder or release"]),
         ("fixes --json --nosuch", 2, ['"exit_code": 2']),
     ],
 )
@@ -165,6 +192,15 @@ def test_what_is_said_without_a_tree(line, rc, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = piped(shlex.split(line), rc)
     assert not [words for words in says if words not in said], said
+
+
+@pytest.mark.parametrize(
+    "words", [["explain"], ["repack"], ["apply", "--target"]], ids=" ".join
+)
+def test_a_huge_argument_is_not_printed_whole(words):
+    said = piped([*words, "x" * 100_000])
+    assert "x" * 500 in said
+    assert len(said) < 3000
 
 
 def test_an_install_from_an_empty_wheelhouse_names_what_fills_it(tmp_path, monkeypatch):
