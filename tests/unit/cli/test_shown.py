@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out
+from patchkit.cli import progress as progress_module
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import PERIOD, progress
 from patchkit.cli.render import Data, finding_blocks, finding_lines
@@ -179,7 +181,20 @@ def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
     assert drawn == ["", task, f"{task}: 1 of 2 MB", "a line\n", "y" * 79, "y" * 79, ""]
 
 
+def test_a_terminal_shows_every_few_seconds_that_work_goes_on(monkeypatch):
+    assert progress_module._QUIET <= 2
+    monkeypatch.setattr(progress_module, "_QUIET", 0.02)
+    with CliRunner().isolation(color=True) as streams:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        with progress() as report:
+            report("unpacking")
+            time.sleep(0.5)
+    drawn = streams[1].getvalue().decode().split("\r\x1b[K")
+    assert drawn[1:4] == ["unpacking", "unpacking, 0 s", "unpacking, 0 s"]
+
+
 def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
+    assert PERIOD <= 3
     now = iter([0.0, 1.0, PERIOD, PERIOD + 1, 2 * PERIOD, 5 * PERIOD])
     with (
         CliRunner().isolation() as streams,

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import tempfile
 import threading
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -275,6 +276,20 @@ def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
         assemble_all(
             assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None
         )
+
+
+def test_an_interrupt_ends_a_ptxas_that_runs(assembler, tmp_path, monkeypatch):
+    write_files(tmp_path, {"bin/ptxas": "#!/bin/sh\nexec sleep 60\n"}, mode=0o755)
+    monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
+
+    def interrupt(done, _total):
+        if done:
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        assemble_all(assembler, [job_for(tmp_path, "-O1", text=KERNEL)], interrupt)
+    assert time.monotonic() - began < 20
 
 
 def test_no_more_texts_are_read_at_once_than_there_is_memory_for(
