@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import noxfile
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
@@ -146,6 +147,34 @@ def test_every_program_that_a_session_runs_is_there():
         assert (
             place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
         ), name
+
+
+class NotedSession:
+    """A session of nox that only notes what it is to install and to run."""
+
+    def __init__(self, *words):
+        self.posargs = [*words]
+        self.steps = []
+
+    def log(self, _text):
+        pass
+
+    def install(self, *_words):
+        self.steps.append("install")
+
+    def run(self, *words, **_options):
+        self.steps.append(" ".join(words[3:]))
+
+
+@pytest.mark.parametrize("project", BOTH)
+def test_a_plan_of_a_build_installs_nothing(project):
+    session = NotedSession("--dry-run")
+    noxfile._build(session, project)
+    assert session.steps == [f"{project} {project} -- --dry-run"]
+
+    session = NotedSession()
+    noxfile._build(session, project)
+    assert session.steps == ["install", "install", f"{project} {project} --"]
 
 
 def test_an_option_goes_to_who_takes_it():
