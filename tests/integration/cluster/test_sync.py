@@ -165,6 +165,17 @@ def test_a_copy_that_was_cut_is_no_model_and_is_gone_on_with(model, folders):
     assert held(folders[1]) == FILES
 
 
+def test_what_lies_aside_is_compared_by_its_bytes(model, folders):
+    """Its size and time are right, and rsync alone would leave it as it is."""
+    part = aside(folders[1]) / SHARDS[1]
+    write_files(part.parent, {part.name: FILES[SHARDS[1]]})
+    time = (folders[0] / SHARDS[1]).stat().st_mtime_ns
+    os.utime(part, ns=(time, time))
+    rot(part)
+    model("sync")
+    assert held(folders[1]) == FILES
+
+
 def test_half_a_copy_of_an_earlier_patchkit_is_complete_nowhere(model, folders):
     """Without index and record, which rsync sent last."""
     write_files(

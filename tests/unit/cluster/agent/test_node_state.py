@@ -119,3 +119,8 @@ def test_a_start_names_the_environment_and_not_the_link_to_it(asked, tmp_path):
     (tmp_path / "venv").symlink_to(venvs / "abc")
     facts = look_at_node("x", "~/venv")
     assert (facts.venv, facts.installation) == (str(venvs / "abc"), "abc")
+    (tmp_path / "venv").unlink()
+    (tmp_path / "venv").symlink_to(venvs / "def")
+    served = {"link": str(tmp_path / "venv"), "venv": facts.venv}
+    told = "def is installed, and abc serves until the next `up`"
+    assert look_at_served(served) == (told, None)
