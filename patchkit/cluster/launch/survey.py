@@ -23,7 +23,9 @@ _TEXTS = "survey.toml"
 _SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
 _CORES = "Cortex-X925"  # of GB10's CPU
 _START = ("sudo", "systemctl", "start", "docker")
-_NO_DAEMON = "cannot connect to the docker"  # docker's own words
+# In docker's words: "Cannot connect to the Docker daemon"; from 29 on "failed to connect to the
+# docker API". A user who may not do so is told "permission denied" before that.
+_NO_DAEMON = "connect to the docker"
 _DISK_FULL = "no space left"  # the kernel's words, as engines pass them on
 _LIMIT_FOLDER = "/etc/systemd/system/user@.service.d"
 _RAISE_LIMIT = (

@@ -15,6 +15,7 @@ from tools.golden_units import IMAGE
 
 SNAPSHOT = "/data/hub/models--a--b/snapshots/0123"
 DOWN = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
+DOWN_29 = "failed to connect to the docker API at unix:///var/run/docker.sock; check if"
 FULL = "crun: write: No space left on device"
 
 
@@ -82,6 +83,16 @@ def test_a_folder_of_any_name_is_one_field():
             {"problem": "engine-refuses", "said": DOWN},
             "engine-stopped",
             "systemctl start dock",
+        ),
+        (
+            {"problem": "engine-refuses", "said": DOWN_29},
+            "engine-stopped",
+            "systemctl start dock",
+        ),
+        (
+            {"problem": "engine-refuses", "said": f"permission denied while {DOWN_29}"},
+            "engine-refuses",
+            "usermod",
         ),
         (
             {"problem": "image-silent", "said": FULL},
