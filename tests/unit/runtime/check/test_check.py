@@ -150,6 +150,9 @@ def test_every_finding_has_an_id_and_a_next_step():
         ("x.env", "A=1\r\n", {"crlf"}),
         ("x.sh", "#!/bin/sh\r\nvllm --version\r\n", {"crlf"}),
         ("compose.yaml", "services:\r\n  a:\r\n    image: b\r\n", set()),
+        ("x.env", "NCCL_DEBUG='WARN\nA=1\n", {"open-quote", "quotes"}),
+        ("x.env", 'NCCL_DEBUG="WARN\n', {"open-quote", "quotes"}),
+        ("x.env", "A='b'\n", {"quotes"}),
         ("x.env", "NCCL_DEBUG = WARN\n", {"blanks-at-sign"}),
         ("x.env", "NCCL_DEBUG= WARN\nNCCL_IB_TIMEOUT =22\n", {"blanks-at-sign"}),
         ("x.sh", "#!/bin/sh\n  export NCCL_DEBUG = WARN\n", {"blanks-at-sign"}),
@@ -159,7 +162,7 @@ def test_every_finding_has_an_id_and_a_next_step():
         ("x.service", "[Service]\r\nEnvironment=A=1\r\n", set()),
     ],
 )
-def test_cr_is_part_of_a_value_for_a_shell_alone(where, text, ids):
+def test_what_tools_read_differently_is_told(where, text, ids):
     assert {each.id for each in check_text(text, where)} == ids
 
 
