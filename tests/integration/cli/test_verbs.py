@@ -169,7 +169,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("fetch vllm==0.15.0", 3, ["0.15.0 is not supported", "no sdist"]),
         ("fetch vllm==0.14.9", 3, ["did you mean vllm==0.14.0 or vllm==0.14.1?"]),
         (
-            "repack vllm==0.33.0 --dir /proc/x",
+            "repack vllm==0.33.0 --offline --dir /proc/x",
             7,
             ["/proc/x: not a folder that can be written to", "with --dir"],
         ),
@@ -190,6 +190,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
 )
 def test_what_is_said_without_a_tree(line, rc, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
     said = piped(shlex.split(line), rc)
     assert not [words for words in says if words not in said], said
 

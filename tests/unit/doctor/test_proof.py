@@ -154,6 +154,11 @@ def test_a_reason_is_whole_and_stands_once():
     text = " ".join(" ".join(summary_lines(made_proof(parts=many)[0])).split())
     assert text.count(reason) == len(PARTS)
 
+    same = [{"step": part, "state": "not-run", "reason": reason} for part in PARTS]
+    text = " ".join(" ".join(summary_lines(made_proof(parts=same)[0])).split())
+    assert text.count(f"{len(PARTS)} parts: not-run: {reason}") == 1
+    assert text.count(reason) == 1
+
 
 HOSTILE = {
     "no archive": b"hello",
