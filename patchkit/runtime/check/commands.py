@@ -29,7 +29,7 @@ _CONTAINER = "container"
 _CONTAINER_VERBS = ("run", "create")  # behind exec a server is found without its verb
 _VERB_DISTANCE = 7  # words from docker to its verb, at most
 
-_PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+_PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*[ \t]*)=(?P<value>.*)", re.DOTALL)
 _VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
 _DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
 _OPTION = re.compile(

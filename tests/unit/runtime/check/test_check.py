@@ -159,6 +159,16 @@ def test_every_finding_has_an_id_and_a_next_step():
         ("x.env", "NCCL_DEBUG = WARN\nif x; then y; fi\n", {"blanks-at-sign"}),
         ("x.sh", "for ((i = 0; i < 3; i++)); do A= vllm --version; done\n", set()),
         ("Dockerfile", "FROM a\r\nENV A=1\r\n", set()),
+        (
+            "compose.yaml",
+            "image: vllm/vllm-openai:v0.33.0\nenvironment:\n- NCCL_DEBUG = WARN\n",
+            {"unknown-variable"},
+        ),
+        (
+            "x.sh",
+            "docker run -e 'NCCL_DEBUG =WARN' vllm/vllm-openai:v0.33.0\n",
+            {"unknown-variable"},
+        ),
         ("x.service", "[Service]\r\nEnvironment=A=1\r\n", set()),
     ],
 )
