@@ -2,9 +2,22 @@
 
 import pytest
 
-from patchkit.cluster.agent.judge import BLIND, DOUBT, ENDED, REFUSES, ServerLife
+from patchkit.cluster.agent.judge import (
+    BLIND,
+    DOUBT,
+    ENDED,
+    LIVES,
+    PAUSED,
+    REFUSES,
+    WORKS,
+    ServerLife,
+)
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.condition import is_unwatched, silence_error
+from patchkit.cluster.launch.condition import (
+    is_unwatched,
+    silence_error,
+    standstill_error,
+)
 from support.clusters import cluster, unit
 
 GUARD = "patchkit-vllm-alive.service"
@@ -56,6 +69,21 @@ def test_what_becomes_of_a_server_without_a_token(name):
     assert words in error.why
     assert hint in error.hint
     assert ("hangs" in error.what) == (life is HANGS)
+
+
+@pytest.mark.parametrize(
+    ("life", "says"),
+    [
+        (ServerLife(WORKS, "spark-2: ptxas compiles"), ""),
+        (ServerLife(LIVES, "its counters move"), ""),
+        (ServerLife(LIVES, PAUSED), "it is paused, and gives no token"),
+        (HANGS, "the model hangs"),
+    ],
+)
+def test_up_waits_for_what_works_and_for_nothing_else(life, says):
+    guard = unit(unit=GUARD)
+    error = standstill_error(Cluster(cluster("spark-1")), life, guard)
+    assert (says in error.what) if says else error is None
 
 
 @pytest.mark.parametrize(
