@@ -1,10 +1,10 @@
-"""Ask ssh itself what it makes of the words of a command, beside a user's own configuration."""
+"""Ask ssh what it makes of the words of a command; say what a failure of ssh means."""
 
 import subprocess
 
 import pytest
 
-from patchkit.cluster.ssh.ssh import ssh_words
+from patchkit.cluster.ssh.ssh import explain_failure, ssh_words
 from support.needed import need
 
 CONFIG = """\
@@ -44,3 +44,17 @@ def test_nothing_of_a_login_is_forwarded(options, tmp_path):
     assert rows["clearallforwardings"] == "yes"
     assert rows["tunnel"] == "false"
     assert "remotecommand" not in rows
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "hint"),
+    [
+        ("no sign of life for 30 s", "sshd answers, and then", "`ssh -v spark-2 true`"),
+        ("ssh: connect to host a port 22: No route", "no sshd answers", "ping spark-2"),
+        ("ssh: connect to host a: Connection refused", "no sshd listens", "start ssh"),
+    ],
+)
+def test_a_login_that_hangs_is_not_taken_for_a_node_that_is_off(line, reason, hint):
+    why, cure = explain_failure(line, "spark-2")
+    assert why.startswith(reason)
+    assert hint in cure
