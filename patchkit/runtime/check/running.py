@@ -55,8 +55,8 @@ def _read_named_process(folder: Path) -> CheckedText:
     except OSError as error:
         raise UsageError(
             f"process {folder.name}: {error.strerror}",
-            why="only its own user and root may read what a process was started with",
-            hint="run it as that user, or name a process that runs",
+            why="it has ended, or is another user's: only that user and root may read it",
+            hint="`ps -eo pid,user,args` lists those that run; run check as that user",
         ) from None
 
 

@@ -166,6 +166,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
                 "next: name another file, or check what runs: `patchkit check --r",
             ],
         ),
+        (
+            "check --running 999999999",
+            2,
+            ["it has ended, or is another user's", "`ps -eo pid,user,args` lists"],
+        ),
         ("fetch vllm==0.15.0", 3, ["0.15.0 is not supported", "no sdist"]),
         ("fetch vllm==0.14.9", 3, ["did you mean vllm==0.14.0 or vllm==0.14.1?"]),
         (
