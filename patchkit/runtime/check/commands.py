@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from patchkit.runtime.check.content import (
     RAY,
@@ -17,12 +17,14 @@ from patchkit.runtime.check.content import (
     Word,
     is_literal,
 )
+from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_statements
 from patchkit.runtime.rules.releases import read_env_data
 
 _SHELL = read_env_data("said")["shell"]
 _SERVER = read_env_data("said")["server"]
 _DEEPEST = 6  # levels of scripts that are words of other scripts
+_MOST_WORDS = 5000  # of the servers of a file
 _DECLARATIONS = ("export", "declare", "typeset")
 _EXPORT_OPTIONS = {"-a", "+a", "allexport"}  # of set
 _CONTAINER = "container"
@@ -81,6 +83,7 @@ class CommandReader:
 
     content: FileContent
     exports_all: bool = False  # behind set -a
+    words_left: int = _MOST_WORDS  # of servers
 
     def read_script(
         self,
@@ -151,11 +154,16 @@ class CommandReader:
         self.set_variables(variables, block)
 
         if start and start.program == _CONTAINER:
-            container_place = replace(place, block=words[index].line)
-            self._read_container(start.arguments, container_place)
+            inside = replace(place, block=words[index].line)
+            self._read_container(start.arguments, inside)
         elif start:
             self._add_server(start.program, start.arguments, block)
-        elif _are_kept_flags(words) and not place.block:
+        elif (
+            words[0].text.startswith("-")
+            and _has_server_flag(words)
+            and not place.block
+        ):
+            # An array of a script keeps the flags of a server.
             self._add_server(SERVE, words, 0)
         else:
             self._read_arguments(words[index:], replace(place, block=block))
@@ -174,10 +182,15 @@ class CommandReader:
 
     def _add_server(self, program: str, words: Sequence[Word], block: int) -> None:
         line = words[0].line if words else block
+        if len(words) > self.words_left:
+            what = f"the words of servers beyond {_MOST_WORDS:,}"
+            self.content.problems.append(build_finding("not-read", line, what=what))
+            words = words[: self.words_left]
+        self.words_left -= len(words)
+
         command = CommandLine(
             program=program, words=tuple(words), line=line, block=block
         )
-
         self.content.commands.append(command)
 
     def _read_container(self, words: Sequence[Word], place: Place) -> None:
@@ -237,16 +250,15 @@ class CommandReader:
 def _find_start(words: Sequence[Word]) -> _Start | None:
     """Return the start of the first server or container in a command, None without one."""
     for index, (word, next_word) in enumerate(pairwise(words)):
-        arguments = words[index + 2 :]
         program = _find_server(word.text, next_word.text)
         if program:
-            return _Start(program, index, arguments)
+            return _Start(program, index, words[index + 2 :])
 
         if _DOCKER.fullmatch(word.text):
             near_words = words[index + 1 : index + 1 + _VERB_DISTANCE]
             for distance, verb in enumerate(near_words):
                 if verb.text in _CONTAINER_VERBS:
-                    return _Start(_CONTAINER, index, arguments[distance:])
+                    return _Start(_CONTAINER, index, words[index + 2 + distance :])
 
     return None
 
@@ -264,21 +276,10 @@ def _find_server(program: str, verb: str) -> str:
 
 def _count_pairs(words: Sequence[Word]) -> int:
     """Return the number of words NAME=value at the beginning of a command."""
-    for index, word in enumerate(words):
-        if not _PAIR.fullmatch(word.text):
-            return index
-
-    return len(words)
-
-
-def _are_kept_flags(words: Sequence[Word]) -> bool:
-    """Return whether words are flags of a server, as an array of a script keeps them."""
-    return words[0].text.startswith("-") and _has_server_flag(words)
+    pairs = takewhile(lambda word: _PAIR.fullmatch(word.text), words)
+    return len(list(pairs))
 
 
 def _has_server_flag(words: Sequence[Word]) -> bool:
-    for word in words:
-        name = word.text.partition("=")[0]
-        if name.replace("_", "-") in _SERVER["flags"]:
-            return True
-    return False
+    names = (word.text.partition("=")[0].replace("_", "-") for word in words)
+    return any(name in _SERVER["flags"] for name in names)

@@ -7,6 +7,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator
+from itertools import dropwhile
 from pathlib import Path, PurePath
 
 from patchkit.reading import read_text
@@ -75,12 +76,7 @@ def read_content(text: str, where: str) -> FileContent:
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
-
-    try:
-        _read_by_kind(text, content)
-    except RecursionError:
-        problem = "it is nested too deeply"
-        content.problems.append(build_finding("not-yaml", 1, problem=problem))
+    _read_by_kind(text, content)
 
     if not text.strip():
         content.problems.append(build_finding("empty", 1))
@@ -99,8 +95,7 @@ def _read_by_kind(text: str, content: FileContent) -> None:
         _read_env_file(text, content)
     else:
         # An env file that has other lines than assignments is sourced by a shell, with set -a.
-        exports_all = content.kind == ENV
-        CommandReader(content, exports_all=exports_all).read_script(text)
+        CommandReader(content, exports_all=content.kind == ENV).read_script(text)
 
 
 def kind_of(text: str, where: str) -> str:
@@ -208,11 +203,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
 
 def _skip_options(words: list[Word]) -> list[Word]:
     """Return the words behind options such as --platform and --mount."""
-    for index, word in enumerate(words):
-        if not word.text.startswith("--"):
-            return words[index:]
-
-    return []
+    return list(dropwhile(lambda word: word.text.startswith("--"), words))
 
 
 def _join_value(words: list[Word]) -> list[Word]:

@@ -1,5 +1,6 @@
 """Read what files say literally, each thing with its line; what is not literal is not followed."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -238,6 +239,15 @@ def test_our_own_files_are_read_in_every_format():
         ("x.py", "def f(:\n", 1, "note", "not-read"),
         ("x.env", "", 1, "warning", "empty"),
         ("x.yaml", " \n\n", 1, "warning", "empty"),
+        ("x.sh", "A=1\nvllm serve" + " --a" * 5001, 2, "note", "not-read"),
+        ("x.sh", f"vllm serve{' --a' * 5000}\nvllm serve m", 2, "note", "not-read"),
+        (
+            "x.yaml",
+            f"image: vllm-openai\nargs: [{'--a, ' * 6000}]",
+            2,
+            "note",
+            "not-read",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_told(where, text, line, level, key):
@@ -297,9 +307,22 @@ def test_hostile_texts_end():
 
 
 def test_a_command_of_many_flags_ends():
+    """Of 200,000 words the first ones are checked; looking at all took more than a minute."""
     for flag in ("--own", "--gpu-memory-utilization 0.95", "--tool-call-parser mine"):
-        findings = check_text(f"vllm serve m {f'{flag} ' * 10_000}", "x.sh")
-        assert [finding.line for finding in findings] == [1]
+        findings = check_text(f"vllm serve m {f'{flag} ' * 100_000}", "x.sh")
+        told = sorted(finding.what for finding in findings)
+        assert len(told) == 2
+        assert told[1] == "not read: the words of servers beyond 5,000"
+
+
+def test_words_before_a_server_are_looked_at_once():
+    command = ", ".join(["--a"] * 150_000)
+    began = time.process_time()
+    content = read_content(f"image: vllm-openai\ncommand: [{command}]\n", "x.yaml")
+    assert [problem.id for problem in content.problems] == ["not-read"]
+    assert (
+        time.process_time() - began < 8
+    )  # seconds; 2 here, 20 with the square of them
 
 
 @settings(deadline=None)
