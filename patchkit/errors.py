@@ -18,6 +18,7 @@ class PatchkitError(Exception):
     """A failure that patchkit can explain.
 
     ``what`` says what happened and where, ``why`` the likely cause, ``hint`` what to do next.
+    ``document`` is what a verb has told before it failed, for --json.
     """
 
     exit_code = 1
@@ -27,6 +28,7 @@ class PatchkitError(Exception):
         self.what = what
         self.why = why
         self.hint = hint
+        self.document: dict[str, object] = {}
 
     def __str__(self) -> str:
         text = self.what

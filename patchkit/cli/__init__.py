@@ -215,7 +215,8 @@ def show_error(error: PatchkitError) -> None:
     }
     fields = {name: mask_secrets(text) for name, text in parts.items()}
     try:
-        # The error is one line, since the verb may have printed lines of JSON before.
-        out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
+        document = error.document | {"error": {**fields, "exit_code": error.exit_code}}
+        # One line, since the verb may have printed lines of JSON before.
+        out.print_json(document, indent=None)
     except OSError:  # standard output failed: standard error may still be read
         out.say_at_end(error_text(error))

@@ -36,7 +36,7 @@ from patchkit.cli.out import (
     style,
     table,
 )
-from patchkit.errors import UsageError
+from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.target import Load
@@ -118,11 +118,10 @@ class Record:
     line: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(str):
     """Text for programs that is printed byte for byte, but not with --json."""
 
-    text: str
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class ExitCode:
     code: int
 
 
-Block = str | Record | Data | ExitCode
+Block = str | Record | ExitCode
 Blocks = Iterator[Block]
 
 
@@ -186,35 +185,33 @@ def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
     @functools.wraps(verb)
     def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
         exit_code = 0
+        document: Fields = {}
         blocks = cast("Generator[Block]", verb(*arguments, **options))
 
         # Close the generator even after an error: that removes a folder that the verb unpacked.
         with contextlib.closing(blocks):
-            for block in blocks:
-                if isinstance(block, ExitCode):
-                    exit_code = max(exit_code, block.code)
-                else:
-                    _print_block(block, as_json=as_json)
+            try:
+                for block in blocks:
+                    match block:
+                        case ExitCode():
+                            exit_code = max(exit_code, block.code)
+                        case Record(value=dict() as document, line=False):
+                            pass  # printed once it is known whether the verb fails
+                        case Record() if as_json:
+                            print_json(block.value, indent=None if block.line else 1)
+                        case str() if not as_json:
+                            print_text = data if isinstance(block, Data) else say
+                            print_text(block)
+            except PatchkitError as error:
+                error.document = document
+                raise
 
+        if document and as_json:
+            print_json(document)
         if exit_code:
             raise SystemExit(exit_code)
 
     return wrapped
-
-
-def _print_block(block: str | Record | Data, *, as_json: bool) -> None:
-    is_record = isinstance(block, Record)
-    if is_record != as_json:
-        return
-
-    match block:
-        case Record():
-            indent = None if block.line else 1
-            print_json(block.value, indent=indent)
-        case Data():
-            data(block.text)
-        case _:
-            say(block)
 
 
 def lead_word(word: str, colour: str = "yellow") -> Shown:
@@ -235,6 +232,13 @@ def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
             rows.append((dim(name), text))
 
     return table(rows, indent="  ")
+
+
+def section(title: str, rows: Iterable[Sequence[str]]) -> Lines:
+    """Yield a title, rows below it, and an empty line."""
+    yield bold(title)
+    yield from table(rows, indent="  ")
+    yield ""
 
 
 def cell_text(value: object) -> str:

@@ -23,7 +23,6 @@ from patchkit.cli.out import (
     tell,
 )
 from patchkit.cli.render import (
-    BAD,
     GOOD,
     Blocks,
     ExitCode,
@@ -234,10 +233,7 @@ def down_command(cluster: Cluster) -> Blocks:
             yield GOOD + f"{node.destination}: {text}"
 
     yield Record({"nodes": nodes})
-    yield from (BAD + text for text in remains)
-    if remains:
-        yield ExitCode(HostError.exit_code)
-    check_stopped(cluster, results)
+    check_stopped(cluster, results, remains)
 
 
 def other_clusters(node: Remote, state: NodeState) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchkit.cli.out import bold, dim, record_fields, table
+from patchkit.cli.out import bold, dim, record_fields
 from patchkit.cli.patch.verdict_view import diff_blocks
-from patchkit.cli.render import Blocks, Lines, Record, Row, rendered
+from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -96,8 +96,8 @@ def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
     yield _listed(fixes, titles, claims)
 
     for recipe in load_recipes():
-        yield from _section(f"Fixes of {recipe.project}", _fix_rows(recipe.fixes))
-    yield from _section(_CLAIMS, _claim_rows(claims))
+        yield from section(f"Fixes of {recipe.project}", _fix_rows(recipe.fixes))
+    yield from section(_CLAIMS, _claim_rows(claims))
 
     yield _REASONS
     yield f"Also an error's text, one of {len(titles)} that are known, by any part of it."
@@ -121,7 +121,7 @@ def _result_list(
     }
     for title, rows in sections.items():
         if rows:
-            yield from _section(title, rows)
+            yield from section(title, rows)
 
     yield _REASONS
 
@@ -170,7 +170,7 @@ def _explanation(entry: Fix | Claim) -> Blocks:
         yield Record(entry)
         yield bold(entry.id) + f"  {entry.verdict} {entry.versions}\n"
         yield from _paragraphs(Claim=entry.says, Why=entry.why, Instead=entry.instead)
-        yield from _section("Evidence", _evidence_rows(entry.evidence))
+        yield from section("Evidence", _evidence_rows(entry.evidence))
     else:
         yield from _fix_blocks(entry)
 
@@ -190,8 +190,8 @@ def _fix_blocks(fix: Fix) -> Blocks:
         (need.versions, need.severity.value, need.limits, need.reason)
         for need in fix.needs
     ]
-    yield from _section("Needed", needs)
-    yield from _section("Evidence", _evidence_rows(fix.evidence))
+    yield from section("Needed", needs)
+    yield from section("Evidence", _evidence_rows(fix.evidence))
 
     for row in diffs:
         yield bold("Before and after") + f", as in {row['version']}"
@@ -204,13 +204,7 @@ def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:
 
 def _paragraphs(**texts: str) -> Blocks:
     for title, text in texts.items():
-        yield from _section(title, [(paragraph,) for paragraph in text.split("\n")])
-
-
-def _section(title: str, rows: _Rows) -> Blocks:
-    yield bold(title)
-    yield from table(rows, indent="  ")
-    yield ""
+        yield from section(title, [(paragraph,) for paragraph in text.split("\n")])
 
 
 def _read_symptoms(text: str) -> list[Diagnosis]:

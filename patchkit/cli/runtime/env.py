@@ -20,7 +20,6 @@ from patchkit.cli.out import (
     next_verb,
     record_fields,
     style,
-    table,
     tell,
 )
 from patchkit.cli.render import (
@@ -34,6 +33,7 @@ from patchkit.cli.render import (
     flag,
     option,
     rendered,
+    section,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
@@ -302,21 +302,15 @@ def _overview_blocks(rules: VariableRules) -> Blocks:
     for rule in rules.rules:
         state = "" if rule.default else "off"
         rows.append((rule.id, state, describe_condition(rule.when), _assignments(rule)))
-    yield from _section("Set", rows)
+    yield from section("Set", rows)
 
     rows = []
     for avoid in rules.avoids:
         names = " ".join(avoid.variables)
         rows.append((avoid.id, avoid.severity, describe_condition(avoid.when), names))
-    yield from _section("Better left out", rows)
+    yield from section("Better left out", rows)
 
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
-
-
-def _section(title: str, rows: Sequence[Sequence[str]]) -> Lines:
-    yield bold(title)
-    yield from table(rows, indent="  ")
-    yield ""
 
 
 def _assignments(rule: VariableRule) -> str:

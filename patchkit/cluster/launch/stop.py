@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from patchkit.cluster.agent import node_state
 from patchkit.cluster.agent.node_state import NodeState
@@ -79,13 +79,15 @@ def stop_command(node: Remote, name: str) -> str:
 
 
 def check_stopped(
-    cluster: Cluster, results: Sequence[NodeState | PatchkitError]
+    cluster: Cluster,
+    results: Sequence[NodeState | PatchkitError],
+    remains: Iterable[str] = (),
 ) -> None:
     """Raise HostError if something is left on a node, or if a node did not answer.
 
-    ``results`` is from ``stop_group``.
+    ``results`` is from ``stop_group``, ``remains`` from ``end_left_nodes``.
     """
-    troubles = []
+    troubles = [*remains]
     cures = []
     for node, result in zip(cluster.nodes, results, strict=True):
         if isinstance(result, PatchkitError):

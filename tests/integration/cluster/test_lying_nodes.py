@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -242,6 +243,20 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
     assert sorted(asked) == [
         (name, {"name": "vllm", "start": "abc"}) for name in NAMES_LEFT
     ]
+
+
+def test_down_writes_one_document_though_a_node_fails(nodes):
+    """A script reads it whole: what was done on each node, and the error."""
+    stopped = state("inactive", "dead", ())[0]
+    nodes.lie(
+        {"spark-1": {"end_group": (stopped, "end")}, "spark-2": {"*": ("", "end")}}
+    )
+    words = [sys.executable, "-m", "patchkit", "down", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    told = json.loads(done.stdout)
+    assert [node["node"] for node in told["nodes"]] == [*NAMES]
+    assert told["error"]["what"].startswith("not stopped everywhere: spark-2: ")
+    assert (told["error"]["exit_code"], done.returncode) == (9, 9)
 
 
 HELD = (

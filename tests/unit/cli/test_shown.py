@@ -147,7 +147,7 @@ def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
 
 def print_diff(text):
     for block in diff_blocks(text):
-        out.data(block.text) if isinstance(block, Data) else out.say(block)
+        out.data(block) if isinstance(block, Data) else out.say(block)
 
 
 def test_data_goes_out_byte_for_byte():
