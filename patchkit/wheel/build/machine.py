@@ -249,15 +249,22 @@ def staging() -> Iterator[Path]:
     for folder in WORK.glob(f"{_STAGED}*"):
         remove_stale(folder, _STALE)
 
-    with (
-        translated("the build is not finished", WORK),
-        tempfile.TemporaryDirectory(
-            prefix=_STAGED,
-            dir=WORK,
-            ignore_cleanup_errors=True,
-        ) as staged,
-    ):
-        yield Path(staged)
+    with translated("the build is not finished", WORK):
+        folder = Path(tempfile.mkdtemp(prefix=_STAGED, dir=WORK))
+        try:
+            yield folder
+        except BaseException:
+            _remove_later(folder)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_later(folder: Path) -> None:
+    """Have a process of its own remove a folder: nobody waits for that after Ctrl-C.
+
+    The process outlives this one, and gets no signal of the terminal.
+    """
+    os.posix_spawnp("rm", ("rm", "-rf", "--", str(folder)), os.environ, setsid=True)
 
 
 def remove_stale(folder: Path, seconds: float) -> None:
