@@ -68,10 +68,16 @@ def python_of(root):
 
 
 def vllm_wheel(
-    folder, *, name=NAME, change=None, libraries=None, method=zipfile.ZIP_DEFLATED
+    folder,
+    *,
+    version=VERSION,
+    name="",
+    change=None,
+    libraries=None,
+    method=zipfile.ZIP_DEFLATED,
 ):
     """Write the wheel; ``change`` may spoil its members before RECORD is made."""
-    home = f"vllm-{VERSION}.dist-info"
+    home = f"vllm-{version}.dist-info"
     members = {
         "vllm/__init__.py": b"from vllm._version import __version__\n",
         "vllm/_version.py": _VERSION_FILE.encode(),
@@ -81,7 +87,7 @@ def vllm_wheel(
         **(KERNELS if libraries is None else libraries),
         f"{home}/licenses/LICENSE": b"Apache-2.0\n" * 1000,
         f"{home}/sboms/upstream.cdx.json": b"{}\n",
-        f"{home}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {VERSION}\n"
+        f"{home}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n"
         "License-Expression: Apache-2.0\nRequires-Dist: torch==2.10.0\n\n"
         "Version: not this one\n".encode(),
         # Upstream's file names are changed after the build, and WHEEL is left as it was.
@@ -92,7 +98,7 @@ def vllm_wheel(
         change(members)
     members[f"{home}/RECORD"] = record(home, members)
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / name
+    place = folder / (name or NAME.replace(VERSION, version))
     with zipfile.ZipFile(place, "w") as archive:
         for path, data in members.items():
             info = zipfile.ZipInfo(path, (2024, 5, 6, 7, 8, 10))
