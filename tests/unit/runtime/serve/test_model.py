@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from patchkit.runtime.serve.request import measure_fit
 from patchkit.runtime.serve.weights import find_weights
 from support import write_files
 from support.hub import checkpoint
+from tools import serve_lines
 from tools.serve_lines import served
 
 
@@ -214,6 +216,15 @@ def test_what_one_spark_cannot_hold_is_refused(model, says, hint):
     assert isinstance(done.exception, HostError)
     assert says in done.exception.what
     assert hint in done.exception.hint
+
+
+@pytest.mark.parametrize(("single", "nodes"), [(False, 2), (True, 1)])
+def test_a_preset_knows_more_than_a_size_that_is_a_least_one(single, nodes):
+    """At 0.99 of the memory the 106 GiB of upstream's recipe would fit one Spark."""
+    request = serve_lines.request("0.33.0", {"model": "deepseek-ai/DeepSeek-V4-Flash"})
+    preset = replace(request.node.preset, single=single)
+    asked = replace(request, node=replace(request.node, preset=preset))
+    assert measure_fit(asked, 0.99).fitting_nodes == nodes
 
 
 @pytest.mark.parametrize(
