@@ -50,6 +50,7 @@ def refused(copy, cli):
 @pytest.mark.parametrize(
     ("path", "before", "after", "at", "says"),
     [
+        (FILE, "FIX =", "FIXX =", "", "AttributeError: module"),
         (
             FILE,
             "title=",
