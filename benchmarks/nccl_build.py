@@ -4,8 +4,7 @@
 
 `make` is NCCL's own makefiles with the variables that patchkit gives them, in an unpatched tree;
 `build` is all of `patchkit build nccl`: fetch, patch, prove, compile, inspect, pack, seal. Neither
-has a compiler cache; `again` is a build of everything with ccache filled. Without --whole the
-device code is reduced to one kernel family.
+has a compiler cache. Without --whole the device code is reduced to one kernel family.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,13 +71,9 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
     tree = unpack(order.origin.path, folder / "source")
     plain = make(order, tree, folder / "build")
     CONSOLE.print(f"make: {plain.wall:.0f} s")
-    built = patchkit(order, folder / "house", {"CCACHE_DISABLE": "1"})
+    built = patchkit(order, folder / "house")
     CONSOLE.print(f"build: {built.wall:.0f} s")
     rows = {"make": plain, "build": built}
-    if shutil.which("ccache"):
-        cache = {"CCACHE_DIR": str(folder / "ccache")}
-        rows["fills ccache"] = patchkit(order, folder / "house", cache)
-        rows["again"] = patchkit(order, folder / "house", cache)
     CONSOLE.print(
         table(rows, f"NCCL {order.version}, {order.gencode}, {host}, {order.jobs} jobs")
     )
@@ -107,10 +101,10 @@ def make(order: NcclOrder, tree: Path, build: Path) -> Cost:
     command += [f"CUDA_HOME={tools.nvcc.parents[1]}", f"CUDA_INC={tools.include}"]
     command += [f"CUDA_LIB={tools.lib}", f"NVCC={tools.nvcc}", f"CXX={tools.cxx}"]
     command += [f"NVCC_GENCODE={order.gencode}", f"ONLY_FUNCS={order.functions}"]
-    return timed(command, {"CCACHE_DISABLE": "1"})
+    return timed(command)
 
 
-def patchkit(order: NcclOrder, house: Path, env: dict[str, str]) -> Cost:
+def patchkit(order: NcclOrder, house: Path) -> Cost:
     command = [
         sys.executable,
         "-m",
@@ -127,14 +121,13 @@ def patchkit(order: NcclOrder, house: Path, env: dict[str, str]) -> Cost:
         order.functions,
         "--fresh",
     ]
-    return timed([*command, "--jobs", str(order.jobs), "--dir", str(house)], env)
+    return timed([*command, "--jobs", str(order.jobs), "--dir", str(house)])
 
 
-def timed(command: list[str], env: dict[str, str]) -> Cost:
+def timed(command: list[str]) -> Cost:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **env}
-    )
+    env = {**os.environ, "CCACHE_DISABLE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         raise ProofError(
             f"{command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}"

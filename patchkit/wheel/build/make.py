@@ -62,10 +62,10 @@ class BuiltWheel:
     notes: tuple[str, ...] = ()
 
 
-def clean_environment(root: Path, namespace: str) -> dict[str, str]:
+def clean_environment(root: Path) -> dict[str, str]:
     """Return the environment of a build below ``root``: fixed locale, time and hash seed, no flags.
 
-    ``namespace`` separates this kind of build from others in a compiler cache.
+    NCCL's makefiles get compilers by their paths, so vLLM's builds alone use a compiler cache.
     """
     variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if Path(_CCACHE_COMPILERS).is_dir():
@@ -82,15 +82,14 @@ def clean_environment(root: Path, namespace: str) -> dict[str, str]:
         "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
         # Builds ask git for their commit; git must not find a repository above the work folder.
         "GIT_CEILING_DIRECTORIES": str(root.parent),
-        # A cache of its own for this kind of build: ccache 4.7 confuses objects of -c and -dc, and
-        # ignores the seed.
-        "CCACHE_NAMESPACE": namespace,
+        # A cache apart from other builds: ccache 4.7 ignores the seed.
+        "CCACHE_NAMESPACE": "patchkit-vllm",
     }
 
 
 def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
     """Return the environment of NCCL's build; its linker flags strip the libraries."""
-    return clean_environment(root, "patchkit-nccl-seeded") | {
+    return clean_environment(root) | {
         # -z defs: else a library without kernels, whose sources were not generated, would link.
         "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
         "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",

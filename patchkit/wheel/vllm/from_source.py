@@ -84,7 +84,7 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
     with staging() as staged:
         target = order.request.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))
-        environment = clean_environment(staged, NAMESPACE)
+        environment = clean_environment(staged)
         check_toolchain(order.toolchain, arch, staged, environment)
 
         assembler = Assembler(offline=order.offline)
@@ -229,9 +229,6 @@ def _require_portable(sealed: Path) -> tuple[Binary, ...]:
     )
 
 
-NAMESPACE = "patchkit-vllm"
-"""Separates builds of vLLM from others in a compiler cache."""
-
 _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
 
 
@@ -292,7 +289,7 @@ def log_line(root: Path, line: str) -> None:
 
 def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
     """Return the environment of vLLM's setup.py, CMake and the compilers."""
-    variables = clean_environment(root, NAMESPACE)
+    variables = clean_environment(root)
     path = variables["PATH"]
     cuda = root / "cuda"
     cxx = str(order.toolchain.cxx)

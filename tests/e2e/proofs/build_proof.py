@@ -177,7 +177,7 @@ def compiled_object(root: Path, ending: str) -> Path:
     names = [line.partition(":")[0] for line in listed]
     (target,) = [name for name in names if name.endswith(ending)]
     # Compiled in fact: a hit of the cache would prove nothing about this build.
-    env = clean_environment(root, "patchkit-proof") | {"CCACHE_DISABLE": "1"}
+    env = clean_environment(root) | {"CCACHE_DISABLE": "1"}
     subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
     return build_folder / target
 
@@ -249,9 +249,7 @@ def environment() -> Path:
 def check_stand_in(release: str, root: Path) -> None:
     """Ask the torch of the environment, and a stand-in that reads its files, what sources ask."""
     python, asking = environment(), sorted(questions(root / "source"))
-    variables = clean_environment(root, "patchkit-proof") | {
-        "CUDA_HOME": str(root / "cuda")
-    }
+    variables = clean_environment(root) | {"CUDA_HOME": str(root / "cuda")}
     with tempfile.TemporaryDirectory(prefix="patchkit-torch-") as folder:
         venv.create(folder, with_pip=False)
         stand_in = Path(folder, "bin", "python")

@@ -60,7 +60,7 @@ def test_nothing_of_the_callers_decides(monkeypatch, tmp_path):
         "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
         "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
         "GIT_CEILING_DIRECTORIES": str(tmp_path),
-        "CCACHE_NAMESPACE": "patchkit-nccl-seeded",
+        "CCACHE_NAMESPACE": "patchkit-vllm",
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
     }
 
