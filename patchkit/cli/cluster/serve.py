@@ -498,8 +498,7 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
             yield lead_word("full") + text
 
     for kill in state.troubles.killed:
-        text = f"on {node.destination} the kernel killed {kill}, for memory"
-        yield lead_word("killed") + text
+        yield lead_word("killed") + f"{name}: {kill}, for memory"
 
 
 # The table of nodes

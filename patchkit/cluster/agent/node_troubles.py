@@ -27,7 +27,9 @@ from patchkit.process import attempt
 _RECENT = 3600.0  # seconds: older kills are not reported
 _MOST = 3  # kills that are reported, the last ones
 _KILLED = re.compile(r"^(\S{19})\S* .*Killed process (\d+) \(([^)]*)\)")
-_OF_UNIT = "killed by the OOM killer"  # systemd's words about a unit
+# Words of the user's systemd about a unit. The kernel's log says nothing of systemd-oomd.
+_BY_KERNEL = "killed by the OOM killer"
+_BY_OOMD = "systemd-oomd killed"
 _STATE = "~/.local/state"  # the folder of what ranks compile and write
 
 
@@ -36,8 +38,9 @@ class NodeTroubles:
     """The troubles of a node beside its units.
 
     ``disks`` are those of its home and of its ranks' state, full or not. ``killed`` describes the
-    processes that the kernel ended for memory within an hour. ``addresses`` are the node's IPv4
-    addresses; ``lost`` is the address of its rank if the node does not have it any more, else "".
+    processes that the kernel or systemd-oomd ended for memory within an hour. ``addresses`` are the
+    node's IPv4 addresses; ``lost`` is the address of its rank if the node does not have it any
+    more, else "".
     """
 
     disks: tuple[DiskRoom, ...] = ()
@@ -49,20 +52,23 @@ class NodeTroubles:
 def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     """Return the troubles of this node; ``settings`` are those of its last start, {} for none."""
     addresses = tuple(_own_addresses())
-    address = str(settings.get("address", ""))
-    is_lost = bool(address and addresses) and address not in addresses
+    lost = str(settings.get("address", ""))
+    if not addresses or lost in addresses:
+        lost = ""
 
+    unit = str(settings.get("unit", ""))
+    killed = list(_unit_kills(unit, _BY_OOMD))
     try:
-        killed = tuple(memory_kills(read_kernel_log(), time.time()))
+        killed += memory_kills(read_kernel_log(), time.time())
     except UnreadError:
         # Only root and the group adm may read the log, but systemd reports kills in user units.
-        killed = tuple(_unit_kills(str(settings.get("unit", ""))))
+        killed += _unit_kills(unit, _BY_KERNEL)
 
     return NodeTroubles(
         disks=tuple(disk_rooms(["~", _STATE])),
-        killed=killed[-_MOST:],
+        killed=tuple(killed[-_MOST:]),
         addresses=addresses,
-        lost=address if is_lost else "",
+        lost=lost,
     )
 
 
@@ -91,13 +97,13 @@ def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
                 yield round(datetime.fromisoformat(clock).timestamp() * 1e6), text
 
 
-def _unit_kills(unit: str) -> Iterator[str]:
-    """Yield, in words, the kills for memory in a unit, by the journal of the user's systemd."""
+def _unit_kills(unit: str, text: str) -> Iterator[str]:
+    """Yield, in words, the kills in a unit that the user's systemd told in lines with ``text``."""
     words = ["--quiet", "--no-pager", "--output=short-iso", f"--since=-{_RECENT:.0f}s"]
     words += [f"_UID={os.getuid()}", f"USER_UNIT={unit}"]
 
     for line in attempt("journalctl", *words).output.splitlines():
-        if _OF_UNIT in line:
+        if text in line:
             yield f"a process of {unit} at {line[:19].replace('T', ' ')}"
 
 

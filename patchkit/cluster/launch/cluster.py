@@ -266,14 +266,8 @@ def read_group_journal(
 
     journals = [read(node, offset) for node, offset in offsets.items()]
     merged = heapq.merge(*journals, key=_moment_and_node)
-
-    if follow:
-        return GroupJournal(
-            lines=_merge_arriving(journals),
-            silent=silent,
-        )
     return GroupJournal(
-        lines=merged,
+        lines=_merge_arriving(journals) if follow else merged,
         silent=silent,
     )
 

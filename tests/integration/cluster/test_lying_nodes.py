@@ -559,7 +559,7 @@ GONE = asdict(image_facts(problem="image-missing"))
         ),
         (
             {"troubles": {"killed": ["VLLM::W (process 9) at 17:24:01"]}},
-            "the kernel killed VLLM::W",
+            "killed spark-2: VLLM::W (process 9) at 17:24:01, for memory",
             "",
         ),
         (

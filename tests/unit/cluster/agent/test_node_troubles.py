@@ -5,6 +5,8 @@ import os
 import time
 from datetime import UTC, datetime
 
+import pytest
+
 from patchkit.cluster.agent.node_state import end_group
 from patchkit.cluster.agent.node_troubles import look_for_troubles, memory_kills
 from patchkit.cluster.agent.unit_journal import read_units
@@ -37,19 +39,32 @@ def test_an_address_of_the_start_that_the_node_has_lost():
     assert found.disks
 
 
-def test_a_user_who_may_not_read_the_kernel_s_log_is_told_by_systemd(
-    tmp_path, monkeypatch
+UNREAD = "echo 'not permitted' >&2\nexit 1"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told", "count"),
+    [
+        (UNREAD, "A process of this unit has been killed by the OOM killer.", 1),
+        ("", "A process of this unit has been killed by the OOM killer.", 0),
+        (UNREAD, "systemd-oomd killed 12 process(es) in this unit.", 1),
+        ("", "systemd-oomd killed 12 process(es) in this unit.", 1),
+    ],
+)
+def test_systemd_tells_of_kills_that_the_kernel_s_log_does_not_show(
+    tmp_path, monkeypatch, kernel, told, count
 ):
-    told = "2026-11-28T17:24:01+0000 a systemd[9]: x: A process of this unit has been killed by the"
+    """The log may be for root alone, and has nothing of systemd-oomd."""
+    line = f"2026-11-28T17:24:01+0000 a systemd[9]: x: {told}"
     programs = {
-        "dmesg": "#!/bin/sh\necho 'not permitted' >&2\nexit 1\n",
-        "journalctl": f"#!/bin/sh\ncase $* in *USER_UNIT=x*) echo '{told} OOM killer.';; esac\n",
+        "dmesg": f"#!/bin/sh\n{kernel}\n",
+        "journalctl": f"#!/bin/sh\ncase $* in *USER_UNIT=x*) echo '{line}';; esac\n",
         "ip": "#!/bin/sh\necho []\n",
     }
     write_files(tmp_path, programs, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = look_for_troubles({"unit": "x"})
-    assert found.killed == ("a process of x at 2026-11-28 17:24:01",)
+    assert found.killed == ("a process of x at 2026-11-28 17:24:01",) * count
 
 
 def test_the_kernel_s_line_stands_where_it_belongs_in_the_journal(
