@@ -184,15 +184,16 @@ def jobs_for(memory: int, number: int | None = None) -> Jobs:
     number = max(1, min(cores, free // memory))
 
     limit = "memory decides" if number < cores else "one a core"
-    gib = memory / BYTES_PER_GIB
-    supply = f"{gib:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
+    supply = (
+        f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
+    )
     return Jobs(number, f"{limit}: {cores} cores, {supply}")
 
 
 def available_memory() -> int:
     """Return how many bytes of memory programs may still take."""
     meminfo = _MEMINFO.read_text("ascii")
-    (kib,) = re.findall(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
+    (kib,) = re.findall(r"\nMemAvailable: +(\d+) kB", meminfo)
     return int(kib) << 10
 
 
@@ -216,18 +217,13 @@ def namespace_words() -> tuple[str, ...]:
 
     Return () if this machine does not let the user make a network namespace.
     """
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return ()
-
-    prefix = [unshare, "--net", "--"]
+    prefix = ["unshare", "--net", "--"]
     # unshare(1): a user other than root can make a network namespace only in a user namespace.
     if os.geteuid() != 0:
         prefix.insert(2, "--map-current-user")
 
     # Only a trial tells: AppArmor, sysctls and containers can each forbid namespaces.
-    is_refused = attempt(*prefix, "true").trouble
-    return () if is_refused else tuple(prefix)
+    return () if attempt(*prefix, "true").trouble else tuple(prefix)
 
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
@@ -253,18 +249,11 @@ def staging() -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=_STAGED, dir=WORK))
         try:
             yield folder
-        except BaseException:
-            _remove_later(folder)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_later(folder: Path) -> None:
-    """Have a process of its own remove a folder: nobody waits for that after Ctrl-C.
-
-    The process outlives this one, and gets no signal of the terminal.
-    """
-    os.posix_spawnp("rm", ("rm", "-rf", "--", str(folder)), os.environ, setsid=True)
+        finally:
+            # By a process that outlives this one and gets no signal of the terminal: the folder
+            # may hold ten thousand files, and somebody waits behind Ctrl-C.
+            words = ("rm", "-rf", "--", str(folder))
+            os.posix_spawnp("rm", words, os.environ, setsid=True)
 
 
 def remove_stale(folder: Path, seconds: float) -> None:
