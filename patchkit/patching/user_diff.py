@@ -81,6 +81,8 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
         raise _refused(f"{name} has NULs or CR line endings, or is the diff of a merge")
 
     preamble, *parts = re.split("^(?=diff --git )", text, flags=re.MULTILINE)
+    if not parts:
+        raise _refused(f"{name} has no line `diff --git a/FILE b/FILE`")
     if len(parts) > _MOST_FILES or len(_HUNK.findall(text)) > _MOST_HUNKS:
         raise _refused(f"{name} has over {_MOST_FILES} files or {_MOST_HUNKS} hunks")
 
@@ -129,8 +131,14 @@ def _apply(
             place.write_bytes(text.encode())
 
         # --verbose reports hunks that fit at another line.
-        words = ("apply", "--verbose", "--whitespace=nowarn", *options)
-        done = call_git_alone(Path(folder), *words, input=diff.encode())
+        done = call_git_alone(
+            Path(folder),
+            "apply",
+            "--verbose",
+            "--whitespace=nowarn",
+            *options,
+            input=diff.encode(),
+        )
         fits = done.status == 0 and is_file(place)
         return read_text(place) if fits else None, done
 
@@ -146,8 +154,9 @@ def _refused(what: str) -> UsageError:
 def _read_paths(text: str, name: str) -> list[str]:
     """Return the path of each part of a diff, as git reads it. Raises UsageError if git refuses."""
     with ScratchFolder() as folder:
-        words = ("apply", "--numstat", "-z")
-        done = call_git_alone(Path(folder), *words, input=text.encode())
+        done = call_git_alone(
+            Path(folder), "apply", "--numstat", "-z", input=text.encode()
+        )
     if done.trouble:
         raise _refused(f"{name}: git apply: {done.trouble}")
 
@@ -205,11 +214,11 @@ def _check_paths(paths: Sequence[str], name: str) -> None:
     files = set(paths)
     for path in paths:
         is_obeyed = not _OBEYED.isdisjoint(path.casefold().split("/"))
-        is_sound = is_plain(path) and path.isprintable()
+        # U+FFFD stands for bytes that are no UTF-8.
+        is_sound = is_plain(path) and path.isprintable() and "\ufffd" not in path
         is_folder = not files.isdisjoint(map(str, PurePosixPath(path).parents))
         if is_obeyed or is_folder or not is_sound:
-            what = f"{name} names {path[:_SHOWN]!r}, which is no source in a tree"
-            raise _refused(what)
+            raise _refused(f"{name} names {path[:_SHOWN]!r}: no source in a tree")
 
     if len(files) < len(paths):
         raise _refused(f"{name} changes a file twice")

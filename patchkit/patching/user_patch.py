@@ -23,7 +23,6 @@ from patchkit.source.detect import projects
 from patchkit.source.tree import SourceTree
 
 _LONGEST_HEAD = 4000  # characters; decoding some megabytes takes all memory
-_HALF = "half of the patch is in the code"
 _HINT = (
     "take the patch's version for this release, or leave it out; leave a fix of the same lines "
     "out with --without"
@@ -44,9 +43,8 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
         title = subject[:200] or path.stem
         sha256 = digest(text)
         words = re.sub("[^a-z0-9]+", " ", title.lower())
-        short = textwrap.shorten(words, 50, placeholder="")
-        slug = short.replace(" ", "-") or sha256[:8]
-        patch_id = f"patch-{slug}"
+        slug = textwrap.shorten(words, 50, placeholder="") or sha256[:8]
+        patch_id = f"patch {slug}".replace(" ", "-")
         if patch_id in patches:
             patch_id += f"-{sha256[:8]}"
 
@@ -104,8 +102,11 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
     used = [file for file in files if file.path.startswith(parts)]
     left_out = ", ".join(file.path for file in files if file not in used)
     if not used:
-        what = f"{left_out}: nothing else is changed"
-        raise _drift(what, "none of it is built or installed")
+        raise DriftError(
+            f"it changes only what is neither built nor installed: {left_out}",
+            why="nothing of what is built would change",
+            hint="leave it out",
+        )
     if tree.kind == "installed":
         _require_installed(used, tree.project)
 
@@ -117,7 +118,10 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
         if not file_edits:
             done.append(file.path)
     if edits and done:
-        raise _drift(f"{edits[0].path}: lacks what {done[0]} has already", _HALF)
+        raise _drift(
+            f"{edits[0].path}: lacks what {done[0]} has already",
+            "half of the patch is in the code",
+        )
 
     paths = places([file.path for file in used])
     observation = found(
@@ -128,8 +132,10 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
     if not left_out:
         return observation
 
-    note = f"{patch.id}: not built or installed, so left out: {left_out}"
-    return replace(observation, note=note)
+    return replace(
+        observation,
+        note=f"{patch.id}: not built or installed, so left out: {left_out}",
+    )
 
 
 def _spots_of(edits: Sequence[Edit], tree: SourceTree) -> list[str]:
@@ -163,8 +169,11 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     """
     path = file.path
     if file.beyond:
-        why = "patchkit changes and creates plain texts alone"
-        raise _drift(f"{path}: {file.beyond}", why)
+        raise DriftError(
+            f"{path}: the patch says `{file.beyond}`",
+            why="a patch may change and create texts; it may not move, delete or link files",
+            hint="take that part out of the patch",
+        )
     if file.creates:
         place_of(tree.root, path)
         trial = try_diff(file, None)

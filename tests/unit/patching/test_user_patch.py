@@ -106,15 +106,24 @@ LINK = "new file mode 120000\n--- /dev/null\n+++ b/csrc/a.cu\n@@ -0,0 +1 @@\n+/e
     ("extra", "reason"),
     [
         (git_diff("csrc/a.cu", "1\n", "2\n"), "csrc/a.cu: is in no wheel"),
-        (f"{CUDA}deleted file mode 100644\n", "csrc/a.cu: deleted file mode 100644"),
-        (f"{MOVE}rename from b\nrename to csrc/a.cu\n", "csrc/a.cu: rename from b"),
+        (
+            f"{CUDA}deleted file mode 100644\n",
+            "csrc/a.cu: the patch says `deleted file mode 100644`",
+        ),
+        (
+            f"{MOVE}rename from b\nrename to csrc/a.cu\n",
+            "csrc/a.cu: the patch says `rename from b`",
+        ),
         (
             f"{CUDA}deleted file mode 100644\n--- a/csrc/a.cu\n+++ /dev/null\n{GONE}",
-            "csrc/a.cu: deleted file mode 100644",
+            "csrc/a.cu: the patch says `deleted file mode 100644`",
         ),
-        (f"{CUDA}old mode 100644\nnew mode 100755\n", "csrc/a.cu: old mode 100644"),
-        (f"{CUDA}{BLOBS}{BINARY}", "csrc/a.cu: GIT binary patch"),
-        (CUDA + LINK, "csrc/a.cu: new file mode 120000"),
+        (
+            f"{CUDA}old mode 100644\nnew mode 100755\n",
+            "csrc/a.cu: the patch says `old mode 100644`",
+        ),
+        (f"{CUDA}{BLOBS}{BINARY}", "csrc/a.cu: the patch says `GIT binary patch`"),
+        (CUDA + LINK, "csrc/a.cu: the patch says `new file mode 120000`"),
         (git_diff("tests/é.py", None, "x\n"), ""),
         (
             f"{PICTURE}index 1111..2222\nBinary files a/docs/a.png and b/x differ\n",
@@ -136,15 +145,23 @@ PATHS = (
     "../a",
     "/etc/x",
     "a/./b",
-    "a//b",
     ".git/x",
     "x/.GIT/y",
-    '"b/\\377"',
-    '"a\\nb"',
-    '"\\000"',
+    ".patchkit/ledger.json",
+    "vllm/.Patchkit/x",
+    "b/\\377",
+    "a\\nb",
+    "a\\033[2J",
+    "\\000",
+    f"vllm/{'a' * 256}",
+    f"vllm/{'a/' * 2100}b.py",
 )
-LONG = (f"b/vllm/{'é' * 127}aa", f"b/vllm/{'a/' * 600}b.py")
 HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
+
+
+def renamed(path):
+    """Return the diff for another file, whose name git reads between quotes."""
+    return BODY.replace(f"a/{A}", f'"a/{path}"').replace(f"b/{A}", f'"b/{path}"')
 
 
 @pytest.mark.parametrize(
@@ -158,7 +175,7 @@ HEADS = ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@", "@@ -7 +7 @@")
             BODY + BODY,
             BODY[:-5],
         ),
-        *(BODY.replace(f"b/{A}", f"{path}") for path in (*PATHS, *LONG)),
+        *(renamed(path) for path in PATHS),
         *(
             BODY.replace(HEAD, head) for head in HEADS
         ),  # the last has no lines around it
@@ -217,9 +234,9 @@ def test_parts_of_a_mail_without_an_end_are_not_read(patch_of):
 
 
 def test_of_a_subject_its_begin_is_read(patch_of):
-    words = "=?utf-8?q?a?= " * 1000
+    words = "=?iso-8859-15?q?=61?= " * 1000
     title = patch_of(f"Subject: [PATCH] {words}\n\n{BODY}").title
-    assert title == "a" * 200
+    assert 100 < title.count("a") < 190
 
 
 @pytest.mark.parametrize(
