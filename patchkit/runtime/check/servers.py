@@ -14,7 +14,6 @@ from patchkit.runtime.check.content import (
     CommandLine,
     FileContent,
     GivenFlag,
-    Word,
     shorten,
 )
 from patchkit.runtime.check.file_secrets import API_KEY
@@ -55,9 +54,7 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
 
     discouraged = select_entries(rules.leave_out, checked.situation)
 
-    commands = checked.content.commands
-    started = [command for command in commands if command.program == SERVE]
-    for server in (*started, *_kept_servers(checked.content)):
+    for server in _find_servers(checked.content):
         for flag in server.flags:
             if not _is_taken(flag, checked):
                 yield from _find_unknown(flag, server, checked, slips)
@@ -68,24 +65,26 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
             yield from _check_limits(flag, server, limits)
 
 
-def _kept_servers(content: FileContent) -> Iterator[CommandLine]:
-    """Yield a server for each well-known variable that keeps flags for a script.
+def _find_servers(content: FileContent) -> Iterator[CommandLine]:
+    """Yield servers that commands start, and one for each variable that keeps flags for a server.
 
-    Yield nothing for a running process: its command line has the flags themselves.
+    Such a variable has a well-known name, or is a word of a command that starts a server. The
+    command line of a running process has the flags themselves.
     """
+    started = [command for command in content.commands if command.program == SERVE]
+    yield from started
     if content.kind == RUNNING:
         return
 
+    used = {word.text.strip("${}") for command in started for word in command.words}
+
     for variable in content.variables:
-        flag = _KEPT["values"].get(variable.name)
-        if flag:
-            texts = (flag, variable.value)
-            words = [Word(text, variable.line) for text in texts]
-        elif _KEEPS_FLAGS.fullmatch(variable.name):
-            words = split_words(variable.value, variable.line)
-        else:
+        flag = _KEPT["values"].get(variable.name, "")
+        is_known = flag or _KEEPS_FLAGS.fullmatch(variable.name)
+        if not is_known and variable.name not in used:
             continue
 
+        words = split_words(f"{flag} {variable.value}", variable.line)
         yield CommandLine(
             program=SERVE,
             words=tuple(words),

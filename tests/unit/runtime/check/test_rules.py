@@ -377,6 +377,14 @@ KEPT = [
         "warning --quantization",
     ),
     ("x.sh", "GPU_MEMORY_UTIL=0.95\nrun-it", UTIL),
+    (
+        "x.sh",
+        (
+            'A="--swap-space 4 --own-flag"\nB=--max-num-seqs\nRAY=--swap-space=4\n'
+            'vllm serve m "$A" ${B}\nray start $RAY'
+        ),
+        "note --swap-space 4 of A is better left out",
+    ),
     # Not the value itself, of another program, or no share.
     (
         "x.sh",
