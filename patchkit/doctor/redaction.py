@@ -62,7 +62,7 @@ class RedactionData:
     hosts: frozenset[str]
     models: frozenset[str]
     paths: frozenset[str]
-    source_file_pattern: str
+    public_path_pattern: str
     networks: tuple[str, ...]
     serial_keys: frozenset[str]
     schema_keys: frozenset[str]
@@ -446,8 +446,8 @@ def _is_systems(path: str) -> bool:
     if folder.casefold() in _DATA.paths:
         return True
 
-    source_file = _DATA.source_file_pattern
-    return re.fullmatch(source_file, path, re.IGNORECASE) is not None
+    public_path = _DATA.public_path_pattern
+    return re.fullmatch(public_path, path, re.IGNORECASE) is not None
 
 
 def _is_version(match: re.Match[str], text: str) -> bool:

@@ -120,6 +120,38 @@ BECOMES |= {
 }
 
 
+# What each form names where nothing else of the text does.
+BECOMES |= {
+    "ether 4c-bb-47-01-02-03": "ether mac-2",
+    "cisco 4cbb.4701.0203": "cisco mac-2",
+    "GID part 4ebb:47ff:fe01:0203": "GID part mac-2",
+    "ssh: Could not resolve hostname ws-anna: not known": (
+        "ssh: Could not resolve hostname host-1: not known"
+    ),
+    "Connection closed by ws-anna port 22": "Connection closed by host-1 port 22",
+    "host=ws-anna07 is silent": "host=host-1 is silent",
+    "DNS Domain: corp040.example": "DNS Domain: host-1",
+    "SysName:      sw-core-muenchen": "SysName:      host-1",
+    'LOGNAME=karl059 USER="karl059"': 'LOGNAME=user-3 USER="user-3"',
+    "Failed password for invalid user karl from here": (
+        "Failed password for invalid user user-3 from here"
+    ),
+    "session closed by karl(uid=7)": "session closed by user-3(uid=7)",
+    "Accepted publickey for karl from here": "Accepted publickey for user-3 from here",
+    "open ~karl/x.py: not found": "open ~user-3/x.py: not found",
+    "/srv/users/karl/x.py": "/srv/users/user-3/x.py",
+    "served_model_name=['kunde041']": "served_model_name=['model-2']",
+    "{'model_tag': 'kunde041'}": "{'model_tag': 'model-2'}",
+    "model='kunde041'": "model='model-2'",
+    "vllm serve kunde041 --port 1": "vllm serve model-2 --port 1",
+    "git@github.com:acme/secret.git": "email-1:repository-1",
+    "ssid=AcmeWifi17": "ssid=wifi-1",
+    'connecting to network "Lopez Home"': 'connecting to network "wifi-1"',
+    "POD_NAME=vllm-0": "POD_NAME=k8s-1",
+    "Service Tag: ABC1234": "Service Tag: serial-2",
+}
+
+
 @pytest.mark.parametrize("text", BECOMES)
 def test_what_is_taken_out(text):
     assert redacted(text) == BECOMES[text]
@@ -162,9 +194,10 @@ PATHS = {
     'File "/home/bo/v/lib/python3.12/site-packages/vllm/v1/core.py", line 3': (
         'File "path-1/site-packages/vllm/v1/core.py", line 3'
     ),
-    "/usr/lib/x.so /proc/driver/nvidia /sys/class/net /opt/cuda": (
-        "/usr/lib/x.so /proc/driver/nvidia /sys/class/net /opt/cuda"
+    "/usr/lib/x.so /proc/driver/nvidia /sys/class/net /opt/cuda-13.0/bin": (
+        "/usr/lib/x.so /proc/driver/nvidia /sys/class/net /opt/cuda-13.0/bin"
     ),
+    "PATH=/opt/acme020/bin:/opt/cuda": "PATH=path-1:/opt/cuda",
     "GET /v1/models HTTP/1.1, /sleep?level=1, 3/4, N/A, </s>, GB/s": (
         "GET /v1/models HTTP/1.1, /sleep?level=1, 3/4, N/A, </s>, GB/s"
     ),

@@ -11,6 +11,7 @@ import pytest
 from patchkit.cluster.agent.group_script import ALONE, spread
 from patchkit.cluster.launch.units import node_scripts
 from support import write_files
+from support.local_server import LocalServer, QuietHandler
 from support.needed import need
 
 GRAPH = "models/m/vllm/torch_compile_cache/torch_aot_compile/H/inductor_cache/fxgraph/g"
@@ -117,3 +118,35 @@ def test_a_server_whose_rank_has_ended_is_not_waited_for(tmp_path, monkeypatch, 
     )
     assert done.returncode == 1
     assert "error: patchkit-vllm-worker@1.service does not run" in done.stdout
+
+
+class Stranger(QuietHandler):
+    """Answers like a server that has loaded, and keeps what it was asked, with which key."""
+
+    def do_GET(self):
+        self.server.seen.append((self.path, self.headers["Authorization"]))
+        self.send(200, b'{"data": [{"id": "m"}]}')
+
+    do_POST = do_GET
+
+
+def test_no_key_goes_to_another_program_at_the_servers_port(tmp_path, monkeypatch):
+    """From the start of the server until it listens, anybody can listen there."""
+    need("ss")
+    with LocalServer(Stranger) as stranger:
+        stranger.seen = []
+        settings = {
+            "workers": {},
+            "name": "vllm",
+            "unit": "patchkit-vllm.service",
+            "url": stranger.url,
+        }
+        write_files(tmp_path, {**node_scripts(), "group.json": json.dumps(settings)})
+        monkeypatch.setenv("VLLM_API_KEY", "sk-CANARY")
+        words = [sys.executable, ALONE, "group.py", "ready"]
+        done = subprocess.run(
+            words, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1, done.stderr
+    assert "error: the server's port is taken: 127.0.0.1 port" in done.stdout
+    assert stranger.seen == [("/health", None)]

@@ -61,6 +61,9 @@ SECRETS = [
     # headers and programs
     "POST https://hooks.slack.com/services/«T0C032/B000/XXXX» 200",
     "https://discord.com/api/webhooks/«1234/abc-DEF»",
+    "https://outlook.office.com/webhook/«1-2@3-4/IncomingWebhook/5/6»",
+    "POST https://api.telegram.org/bot«123456789:AAabc-def_ghi»/sendMessage",
+    "https://chat.acme.net/hooks/«xxx63gc1tfrb7n5fzfnbjeh8qc»",
     "Authorization: Bearer «abcDEF123456»",
     "{'Authorization': 'Bearer «abcDEF»', 'Accept': '*/*'}",
     "(b'authorization', b'Bearer «abcDEF123456»')",
