@@ -385,6 +385,7 @@ KEPT = [
         ),
         "note --swap-space 4 of A is better left out",
     ),
+    ("x.sh", "A=(--swap-space 4)\nrun-it", "note --swap-space 4 is better left out"),
     # Not the value itself, of another program, or no share.
     (
         "x.sh",
