@@ -15,7 +15,7 @@ from patchkit.digests import digest
 from patchkit.edit.splice import Edit
 from patchkit.finding import Established
 from patchkit.frozen import frozen
-from patchkit.records import RecordError, Sha256, Utf8, matching
+from patchkit.records import RecordError, Sha256, Utf8, matching, record
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 
@@ -75,11 +75,8 @@ class Need:
 
     def covers(self, version: Version) -> bool:
         """Return whether a release needs the fix. A pre-release counts as its release too."""
-        versions = SpecifierSet(self.versions)
-        if versions.contains(version, prereleases=True):
-            return True
-
-        return versions.contains(version.base_version, prereleases=True)
+        names = (str(version), version.base_version)
+        return any(SpecifierSet(self.versions).filter(names, prereleases=True))
 
 
 required = partial(Need, severity=Severity.REQUIRED)  # releases fail without the fix
@@ -94,6 +91,9 @@ class Evidence:
     claim: str
     source: str
     established: Established
+
+    def __post_init__(self) -> None:
+        record(list[Established], [self.established])  # raises RecordError
 
 
 @frozen
@@ -236,6 +236,9 @@ class Fix:
     prove_from_stock: bool = False  # compare with the tree without any edits
     examples: tuple[Example, ...] = ()
 
+    def __post_init__(self) -> None:
+        record(list[Layer], [self.layer])  # raises RecordError
+
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
         """Return the first need that covers a release in an arch mode and kind of tree, or None."""
         for need in self.needs_of(arch, kind):
@@ -245,8 +248,8 @@ class Fix:
 
     def needs_of(self, arch: str, kind: str = "source") -> list[Need]:
         """Return the needs that apply to an arch mode and a kind of tree."""
-        of_arch = [need for need in self.needs if need.arch in ("", arch)]
-        return [need for need in of_arch if need.kind in ("", kind)]
+        allowed = {"", arch, kind}
+        return [need for need in self.needs if {need.arch, need.kind} <= allowed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,13 @@ def explain_failure(fix: Fix) -> Iterator[None]:
     except (PatchkitError, OSError, MemoryError):
         raise
     except Exception as error:
-        causes = list(_causes_of(error))
-        if any(isinstance(cause, RecursionError) for cause in causes):
-            raise _too_deep(fix) from None
+        if any(isinstance(cause, RecursionError) for cause in _causes_of(error)):
+            raise DriftError(
+                f"{fix.id}: a file that it looks at is nested too deeply to be compared",
+                why="no release has such code: it was edited by hand, or made to do harm",
+                hint="restore the files from the release, or leave it out with "
+                f"--without {fix.id}",
+            ) from None
 
         file = Path(fix.look.__code__.co_filename).resolve()
         hint = f"leave it out with --without {fix.id}, and report it"
@@ -62,14 +66,6 @@ def _causes_of(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _too_deep(fix: Fix) -> DriftError:
-    return DriftError(
-        f"{fix.id}: a file that it looks at is nested too deeply to be compared",
-        why="no release has such code: it was edited by hand, or made to do harm",
-        hint=f"restore the files from the release, or leave it out with --without {fix.id}",
-    )
-
-
 def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
     """Return the error for a file whose code fails, with its last line in the traceback."""
     if isinstance(error, SyntaxError):
@@ -79,7 +75,7 @@ def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
     else:
         steps = traceback.extract_tb(error.__traceback__)
         lines = [step.lineno for step in steps if Path(step.filename).resolve() == file]
-        place = f"{file}:{lines[-1] if lines else 1}"
+        place = f"{file}:{[1, *lines][-1]}"
         problem = f"{type(error).__name__}: {error}"
     return RecipeError(
         f"{place}: {problem}",

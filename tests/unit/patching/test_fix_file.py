@@ -51,6 +51,8 @@ def refused(copy, cli):
     ("path", "before", "after", "at", "says"),
     [
         (FILE, "FIX =", "FIXX =", "", "AttributeError: module"),
+        (FILE, '"reported"', '"rumor"', '"rumor"', "RecordError: [1]: is 'rumor', not"),
+        (FILE, 'layer="build"', 'layer="x"', "FIX =", "RecordError: [1]: is 'x', not"),
         (
             FILE,
             "title=",
