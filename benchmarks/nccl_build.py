@@ -25,7 +25,7 @@ from rich.table import Table
 
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.archive import unpack
-from patchkit.source.nccl import nccl_tree
+from patchkit.source.origin import find_origin
 from patchkit.target import targets, toolkits
 from patchkit.wheel.build.machine import jobs_for
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder
@@ -62,7 +62,7 @@ def main() -> int:
 
 def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None:
     order = NcclOrder(
-        origin=nccl_tree(RELEASE),
+        origin=find_origin("nccl", RELEASE),
         target=targets()["gb10"],
         toolchain=find_toolchain(host, toolkits()[0]),
         functions=functions,

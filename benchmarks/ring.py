@@ -83,7 +83,7 @@ def trees(release: str, folder: Path) -> tuple[SourceTree, SourceTree]:
     ]
     subprocess.run(fetch, check=True, stdout=subprocess.DEVNULL)
     request = Request(target=targets()["gb10"], only=frozenset({"shm_spin"}))
-    plan = plan_for(open_workspace(folder), load_recipe(), request)
+    plan = plan_for(open_workspace(folder, "vllm"), load_recipe("vllm"), request)
     return plan.stock, plan.patched
 
 

@@ -175,7 +175,7 @@ def _drift_error(plan: Plan) -> DriftError:
     return DriftError("\n".join(lines), why="; ".join(symptoms))
 
 
-def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
+def revert(path: Path, project: str) -> tuple[str, ...]:
     """Restore upstream's files, byte by byte; return their paths.
 
     Return nothing if patchkit changed nothing in the tree. Raises DriftError if a patched file was

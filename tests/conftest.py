@@ -24,7 +24,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
-from patchkit.source.nccl import nccl_tree
+from patchkit.source.origin import find_origin
 from patchkit.source.releases import read_lock
 from patchkit.target import targets
 from support.debian import keep_nccl
@@ -83,7 +83,7 @@ def arch(request):
 
 @pytest.fixture(scope="session")
 def recipe():
-    return load_recipe()
+    return load_recipe("vllm")
 
 
 @pytest.fixture(scope="session")
@@ -205,7 +205,7 @@ def nccl_release(once):
     """
     keep_nccl()
     try:
-        origin = nccl_tree("nccl==2.29.7")
+        origin = find_origin("nccl", "nccl==2.29.7")
     except (
         SourceError,
         StorageError,

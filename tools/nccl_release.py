@@ -27,7 +27,7 @@ from patchkit.recipes.nccl.build_files import gencodes, make_flags
 from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.nccl import nccl_tree
+from patchkit.source.origin import find_origin
 from patchkit.source.releases import ReleaseFacts, load_facts
 from patchkit.target import targets
 from tools import run_program
@@ -50,7 +50,7 @@ def enter(arguments: list[str]) -> int:
     for name in ("source", "commit", "sha256", "figures"):
         parser.add_argument(f"--{name}", default="")
     asked = parser.parse_args(arguments)
-    version, facts = asked.version, load_facts()
+    version, facts = asked.version, load_facts("nccl")
     decisions = list(_torches(facts))
     if facts.release(Version(version)):
         return show(decisions)
@@ -118,7 +118,7 @@ def _witness(version: str, facts: ReleaseFacts) -> Decision:
 
 def _read(source: str, sha256: str, version: str) -> list[str]:
     """Enter the variables that the sources read, and return what their makefile builds."""
-    origin = nccl_tree(source, sha256=sha256 or None)
+    origin = find_origin("nccl", source, sha256=sha256 or None)
     if str(origin.version) != version:
         raise SourceError(f"{source} holds NCCL {origin.version}, not {version}")
     with tempfile.TemporaryDirectory() as folder:

@@ -27,9 +27,9 @@ def new_releases(
     filenames: Iterable[str], branches: Iterable[str] = ()
 ) -> list[dict[str, str]]:
     """Return the matrix: names, and what add-release is told; ``filenames`` are the index's."""
-    facts = load_facts()
+    facts = load_facts("nccl")
     newest = {
-        "vllm": load_recipe().newest,
+        "vllm": load_recipe("vllm").newest,
         _NCCL: max(each.version for each in facts.releases),
         "torch": max(map(Version, facts.torch)),
     }

@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--pages", action="store_true")
     parser.add_argument("--none", action="store_true")
     asked = parser.parse_args()
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     releases = list(map(str, recipe.supported))
     if wrong := [each for each in asked.release if each not in releases]:
         parser.error(f"not in recipes/vllm/recipe.toml: {', '.join(wrong)}")
@@ -97,7 +97,10 @@ def tables(
     if fix:
         support[fix.id] = levels(fix.id, seen, releases)
     return updated(
-        seen.values(), releases, [each.id for each in load_recipe().fixes], support
+        seen.values(),
+        releases,
+        [each.id for each in load_recipe("vllm").fixes],
+        support,
     )
 
 

@@ -50,7 +50,7 @@ class Seen:
 
 def pristine(version: str, folder: Path) -> Path:
     """Unpack a release below a folder, from the cache or the index, and return its root."""
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     archive = fetch(recipe.project, version, read_lock(recipe.home / "lock.toml"))
     return unpack(archive, folder / f"vllm-{version}")
 
@@ -61,7 +61,7 @@ def unproved(root: Path, arch: str) -> Plan:
     Raises DriftError with the file of each fix that does not fit.
     """
     request = Request(target=targets()["gb10"], arch=arch)
-    plan = make_plan(open_workspace(root).tree, load_recipe(), request)
+    plan = make_plan(open_workspace(root, "vllm").tree, load_recipe("vllm"), request)
     if plan.drifted:
         wrong = (
             f"recipes/vllm/fixes/{each.fix.id}.py: {each.reason}"
@@ -82,10 +82,14 @@ def look_at(version: str, root: Path) -> Seen:
     plans = {arch: unproved(root, arch) for arch in MODES}
     target, tree = targets()["gb10"], plans["native"].stock
     groups = evaluate(tree, target, target.stock, target.cuda)
-    whole = open_workspace(root).tree
-    also = frozenset(fix.id for fix in load_recipe().fixes)  # the optional ones too
+    whole = open_workspace(root, "vllm").tree
+    also = frozenset(
+        fix.id for fix in load_recipe("vllm").fixes
+    )  # the optional ones too
     for arch in MODES:
-        make_plan(whole, load_recipe(), Request(target=target, arch=arch, also=also))
+        make_plan(
+            whole, load_recipe("vllm"), Request(target=target, arch=arch, also=also)
+        )
     return Seen(
         version=version,
         files={path: known[:16] for path, known in whole.seen.items()},

@@ -70,9 +70,9 @@ def enter(version: str) -> int:
     """Write what the index and the release's files say; return 1 if a person is needed first."""
     _lock(version)
     with tempfile.TemporaryDirectory() as folder:
-        tree = detect(pristine(version, Path(folder)))
+        tree = detect(pristine(version, Path(folder)), "vllm")
         decisions = [*_pins(tree, version), *_needs(tree, version)]
-    place, recipe = VLLM / "recipe.toml", load_recipe()
+    place, recipe = VLLM / "recipe.toml", load_recipe("vllm")
     known = {*recipe.releases, Version(version)}
     _edit(place, with_releases(place.read_text(encoding="utf-8"), [*map(str, known)]))
     supported = [str(each) for each in sorted(known) if not recipe.refusal(each)]
@@ -211,7 +211,7 @@ def _cuda(torch: str, requires: list[str], cpu: str) -> str:
 
 def review(version: str) -> int:
     """Prove both plans of the release, and return 1 if that fails; say what is to be looked at."""
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     releases = list(map(str, recipe.supported))
     before = releases[max(0, releases.index(version) - 1)]
     with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +250,7 @@ def _text(path: Path) -> str:
 
 
 def _levels(before: str, version: str) -> Iterator[Decision]:
-    for fix, modes in load_support().items():
+    for fix, modes in load_support("vllm").items():
         for mode, row in modes.items():
             if row[before] is not row[version]:
                 yield Decision(

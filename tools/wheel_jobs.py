@@ -32,13 +32,13 @@ def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:
     """
     releases, libraries = map(_versions, (vllm, nccl))
     if not releases and not libraries:
-        releases = [load_recipe().newest]
+        releases = [load_recipe("vllm").newest]
     for each in releases:
         _require_known("vllm", each)
         locked_requirements(recorded_needs(each).torch)
     for each in libraries:
         _require_known("nccl", each)
-        load_facts().known(each)
+        load_facts("nccl").known(each)
     return [
         *({"name": f"vllm-{each}", "vllm": str(each), "nccl": ""} for each in releases),
         *(

@@ -21,7 +21,8 @@ from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.patching.user_patch import read_patches
 from patchkit.patching.workspace import Workspace, open_workspace
-from patchkit.source.detect import VERSION_VARIABLE, project_of
+from patchkit.source.detect import project_of
+from patchkit.source.project import example, projects
 from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
@@ -31,14 +32,6 @@ from patchkit.target import DEFAULT_TARGET, MODES, targets
 _DEFAULTS = LedgerRequest(
     target=DEFAULT_TARGET, arch="native", only=(), skip=(), also=()
 )
-
-
-def _set_version(
-    _context: click.Context, _option: click.Parameter, version: str | None
-) -> None:
-    """Put the version of an option into the variable in which a build of the tree looks for it."""
-    if version is not None:
-        os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.33.0"))
 
 
 offline_option = flag("--offline", "Download nothing; use only the cache.")
@@ -52,22 +45,25 @@ _SOURCE = (
         required=False,
     ),
     option(
-        "--vllm-src SOURCE",
-        "Folder, sdist, installed vLLM, or vllm==0.33.0.",
-    ),
-    option(
         "--source-version X.Y.Z",
-        "Version of a vLLM checkout without release tags.",
-        expose_value=False,
-        callback=_set_version,
+        "Version of a checkout without release tags.",
     ),
 )
-_NCCL = option(
-    "--nccl-src SOURCE",
-    "Folder, archive, git+URL@COMMIT, or nccl==2.29.7.",
+_VLLM = option(
+    "--vllm-src SOURCE",
+    "Folder, archive, installed vLLM, or vllm==0.33.0.",
 )
-_SHA256 = option("--sha256 HEX", "Expected SHA-256 of an archive of NCCL.")
+_SHA256 = option("--sha256 HEX", "Expected SHA-256 of an archive.")
 _FETCHING = (offline_option, trust_source)
+
+
+def _project_options() -> list[Option]:
+    """Return an option for the sources of each project."""
+    options = []
+    for name in projects():
+        text = f"Folder, archive, git+URL@COMMIT, or {example(name)}."
+        options.append(option(f"--{name}-src SOURCE", text))
+    return options
 
 
 def _source_adder(*options: Option, required: bool = True) -> Callable[[Verb], Verb]:
@@ -90,10 +86,11 @@ def _take_source(
     """Return the one source that a command line names; remove its options from ``arguments``.
 
     Returns None if there is no source and none is ``required``. Raises UsageError for several
-    sources, for a required one that is missing, and for --sha256 with vLLM.
+    sources, and for a required one that is missing.
     """
-    specs = _pop_options(arguments, ("vllm_src", "nccl_src"))
+    specs = _pop_options(arguments, [f"{name}_src" for name in projects()])
     fetching = _pop_options(arguments, ("offline", "sha256", "trusted"))
+    version = arguments.pop("source_version", None)
     sources = [(name, spec) for name, spec in specs.items() if spec is not None]
     if positional is not None:
         sources.append((f"{project_of(positional)}_src", positional))
@@ -109,10 +106,11 @@ def _take_source(
 
     name, spec = sources[0]
     project = name.removesuffix("_src")
-    source = SourceOptions(project, spec, **fetching)
-    if source.sha256 is not None and project != "nccl":
-        raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
-    return source
+    if version is not None:
+        # A build of the tree reads the variable, too.
+        number = str(named_version(version, "for example 0.33.0"))
+        os.environ[projects()[project].version_variable] = number
+    return SourceOptions(project, spec, **fetching)
 
 
 def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -120,11 +118,11 @@ def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, A
     return {name: arguments.pop(name) for name in present}
 
 
-_EITHER = (*_SOURCE, _NCCL, _SHA256, *_FETCHING)
-source_options = _source_adder(*_EITHER)
-optional_source_options = _source_adder(*_EITHER, required=False)
-vllm_options = _source_adder(*_SOURCE, *_FETCHING)  # for verbs about vLLM alone
-folder_options = _source_adder(*_SOURCE, _NCCL)  # for trees that are patched already
+_ANY = (*_SOURCE, *_project_options())
+source_options = _source_adder(*_ANY, _SHA256, *_FETCHING)
+optional_source_options = _source_adder(*_ANY, _SHA256, *_FETCHING, required=False)
+vllm_options = _source_adder(*_SOURCE, _VLLM, *_FETCHING)  # for verbs about vLLM alone
+folder_options = _source_adder(*_ANY)  # for trees that are patched already
 
 
 target_option = option(

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from patchkit.errors import DriftError, PatchkitError, RecipeError
 from patchkit.patching.fix import Fix
+from patchkit.source.project import is_shipped
+
+_PACKAGE = "patchkit.recipes"
 
 
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
@@ -17,12 +20,24 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
 
     Raises RecipeError, with file and line, if a module cannot be imported or has no ``FIX``.
     """
+    if not is_shipped(home):
+        _add_to_packages(home)
     return tuple(_load_fix(home, name) for name in names)
+
+
+def _add_to_packages(home: Path) -> None:
+    """Let the modules of a recipe outside patchkit be imported as ``patchkit.recipes.NAME``."""
+    package = f"{_PACKAGE}.{home.name}"
+    folders = {_PACKAGE: home.parent, package: home, f"{package}.fixes": home / "fixes"}
+    for name, folder in folders.items():
+        paths = importlib.import_module(name).__path__
+        if str(folder) not in paths:
+            paths.append(str(folder))
 
 
 def _load_fix(home: Path, name: str) -> Fix:
     try:
-        module = importlib.import_module(f"patchkit.recipes.{home.name}.fixes.{name}")
+        module = importlib.import_module(f"{_PACKAGE}.{home.name}.fixes.{name}")
         fix: Fix = module.FIX
     except (OSError, MemoryError):
         raise

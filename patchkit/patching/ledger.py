@@ -29,7 +29,7 @@ from patchkit.patching.fix import Id, Patch, Request, Severity, State, Verdict
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.records import RecordError, Sha256, Utf8, matching, one_of, read_json
-from patchkit.source.detect import projects
+from patchkit.source.project import projects
 from patchkit.source.tree import SourceTree
 from patchkit.target import MODES, targets
 
@@ -180,7 +180,7 @@ def original_path(state: Path, path: str) -> Path:
     return state / _ORIGINALS / path
 
 
-def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
+def read_ledger(state: Path, project: str) -> Ledger | None:
     """Return the ledger of a tree, None if there is none.
 
     Raises DriftError, which says how to revert, if a field is not as patchkit writes it.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,18 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.errors import SourceError
+from patchkit.errors import RecipeError, SourceError
 from patchkit.frozen import frozen
 from patchkit.patching.fix import Evidence, Fix, Request
 from patchkit.patching.fix_file import load_fixes
 from patchkit.records import RECIPES, read_json, read_toml
-from patchkit.source.detect import projects
-from patchkit.source.releases import Bug
+from patchkit.source.project import (
+    is_shipped,
+    projects,
+    recipe_folder,
+    recipe_folders,
+)
+from patchkit.source.releases import Bug, Release, read_lock
 
 # Files that can change a plan: of one recipe, and of all recipes together.
 _DECISIVE = (
@@ -45,7 +52,8 @@ class Refused:
 class BuildVariable:
     """The variable that names the archs for a build, and the template of its value.
 
-    In ``value``, ``{list}`` is the arch list with suffixes, ``{plain}`` nvcc's name without suffix.
+    ``variable`` is "" if a build takes none. In ``value``, ``{list}`` is the arch list with
+    suffixes, ``{plain}`` nvcc's name without suffix.
     """
 
     variable: str
@@ -61,8 +69,37 @@ class BuildVariable:
 
 
 @frozen
+class _RecipeFile:
+    """What ``recipe.toml`` says of a project; ``source.releases`` reads the rest of it.
+
+    ``releases`` may be left out: then the tables ``[[release]]`` count, or the lock.
+    """
+
+    project: Mapping[str, Any]
+    fixes: tuple[str, ...]
+    releases: tuple[Version, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    build: BuildVariable = BuildVariable(variable="", value="")
+    bug: tuple[Bug, ...] = ()
+    release: tuple[Release, ...] = ()
+    default: str = ""
+    upstream: Mapping[str, str] = field(default_factory=dict)
+    torch: Mapping[str, str] = field(default_factory=dict)
+
+    def known_releases(self, home: Path) -> tuple[Version, ...]:
+        if self.releases:
+            return self.releases
+        if self.release:
+            return tuple(release.version for release in self.release if release.read)
+        return tuple(map(Version, read_lock(home / "lock.toml")))
+
+
+@frozen
 class Recipe:
-    """The content of ``recipe.toml``, and the fixes, in the order in which they are applied."""
+    """The content of ``recipe.toml``, and the fixes, in the order in which they are applied.
+
+    ``added`` are the folders outside patchkit that the recipe or a part of it comes from.
+    """
 
     project: str
     home: Path
@@ -72,6 +109,7 @@ class Recipe:
     build: BuildVariable
     bugs: tuple[Bug, ...]
     digest: str
+    added: tuple[Path, ...]
 
     @property
     def newest(self) -> Version:
@@ -111,38 +149,53 @@ class Recipe:
 
 
 @cache
-def load_recipe(project: str = "vllm") -> Recipe:
-    """Read a recipe that ships with patchkit."""
-    home = RECIPES / project
-    place = home / "recipe.toml"
-    names = read_toml(list[str], place, key="fixes")
-    table = read_toml(dict[str, Any], place)
-    # `releases` is a list; else there is a [[release]] table each, of which those with read count.
-    versions = table.get("releases")
-    if versions is None:
-        versions = [r["version"] for r in table["release"] if r.get("read", True)]
-    bugs: tuple[Bug, ...] = ()
-    if "bug" in table:
-        bugs = read_toml(tuple[Bug, ...], place, key="bug")
+def load_recipe(project: str) -> Recipe:
+    """Read the recipe of a project, with the fixes that a user's folders add to it.
+
+    Raises RecipeError for a mistake in it.
+    """
+    folders = recipe_folders(project)
+    home = folders[0]
+    file = read_toml(_RecipeFile, home / "recipe.toml", RecipeError)
+
+    fixes: list[Fix] = []
+    for folder in folders:
+        names = read_toml(list[str], folder / "recipe.toml", RecipeError, key="fixes")
+        fixes += load_fixes(folder, names)
+    _check_unique(fixes, folders[-1])
 
     return Recipe(
         project=project,
         home=home,
-        releases=tuple(map(Version, versions)),
-        refused=read_toml(tuple[Refused, ...], place, key="refused"),
-        fixes=load_fixes(home, names),
-        build=read_toml(BuildVariable, place, key="build"),
-        bugs=bugs,
-        digest=_digest_of(home),
+        releases=file.known_releases(home),
+        refused=file.refused,
+        fixes=tuple(fixes),
+        build=file.build,
+        bugs=file.bug,
+        digest=_digest_of(folders),
+        added=tuple(folder for folder in folders if not is_shipped(folder)),
     )
 
 
-def _digest_of(home: Path) -> str:
+def _check_unique(fixes: Sequence[Fix], folder: Path) -> None:
+    """Raise RecipeError if two fixes have the same id."""
+    counts = Counter(fix.id for fix in fixes)
+    for fix_id, count in counts.items():
+        if count > 1:
+            raise RecipeError(
+                f"{folder / 'recipe.toml'}: the fix {fix_id} is there already",
+                why="patchkit or another folder of recipes has a fix of this id",
+                hint="give the new one another id",
+            )
+
+
+def _digest_of(folders: Sequence[Path]) -> str:
     """Return one sha256 over all files that can change a plan: facts, fixes, helpers, targets."""
     files: list[Path] = []
-    for pattern in _DECISIVE:
-        files += sorted(home.glob(pattern))
-    files += [home.parent / name for name in _SHARED]
+    for folder in folders:
+        for pattern in _DECISIVE:
+            files += sorted(folder.glob(pattern))
+    files += [RECIPES / name for name in _SHARED]
 
     # With the separator, moving text from one file to the next changes the digest.
     data = b"\0".join(file.read_bytes() for file in files)
@@ -150,7 +203,7 @@ def _digest_of(home: Path) -> str:
 
 
 def load_recipes() -> tuple[Recipe, ...]:
-    """Return every recipe that ships with patchkit."""
+    """Return the recipe of every project."""
     return tuple(map(load_recipe, projects()))
 
 
@@ -169,9 +222,9 @@ Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]
 
 
 @cache
-def load_support(project: str = "vllm") -> Support:
+def load_support(project: str) -> Support:
     """Return the table ``support.json`` of a recipe, {} if the recipe has none."""
-    place = RECIPES / project / "support.json"
+    place = recipe_folder(project) / "support.json"
     if not place.is_file():
         return {}
     text = place.read_text(encoding="utf-8")
@@ -192,9 +245,9 @@ class Claim:
 
 
 @cache
-def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
+def load_claims(project: str) -> tuple[Claim, ...]:
     """Return the claims in ``folklore.toml`` of a recipe, in order; () if there is no such file."""
-    place = RECIPES / project / "folklore.toml"
+    place = recipe_folder(project) / "folklore.toml"
     if not place.is_file():
         return ()
     return read_toml(tuple[Claim, ...], place, key="claim")

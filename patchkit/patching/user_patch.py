@@ -19,7 +19,7 @@ from patchkit.errors import DriftError
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
 from patchkit.patching.user_diff import FileDiff, parse_diff, try_diff
 from patchkit.reading import read_text
-from patchkit.source.detect import projects
+from patchkit.source.project import projects
 from patchkit.source.tree import SourceTree
 
 _LONGEST_HEAD = 4000  # characters; decoding some megabytes takes all memory

@@ -82,7 +82,7 @@ class Workspace:
 
 def open_workspace(
     path: Path,
-    project: str = "vllm",
+    project: str,
     *,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Workspace:

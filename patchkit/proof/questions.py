@@ -25,6 +25,7 @@ from patchkit.proof import upstream_code
 from patchkit.proof.child_process import Limits, forked
 from patchkit.proof.sandbox import Box, box_for
 from patchkit.records import RECIPES, RecordError, Utf8, read_json, record
+from patchkit.source.project import user_recipes
 from patchkit.source.tree import SourceTree
 from patchkit.units import BYTES_PER_MIB
 
@@ -83,7 +84,7 @@ def ask(
     """
     # The child may still read the libraries of this interpreter, patchkit and the recipes.
     readable = [Path(os.__file__).parent, Path(sys.base_prefix, "lib")]
-    readable += [_PATCHKIT, RECIPES]
+    readable += [_PATCHKIT, RECIPES, *user_recipes()]
     readable += [path for path in map(Path, sys.path) if path.name in _PACKAGES]
     box = box_for(tree, Box(read=tuple(readable)))
 

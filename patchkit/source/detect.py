@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from operator import truediv
 from pathlib import Path
 from typing import Any
@@ -15,49 +13,33 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from patchkit.errors import PatchkitError, RecipeError, SourceError, UsageError
-from patchkit.frozen import frozen
+from patchkit.errors import PatchkitError, SourceError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
-from patchkit.records import RECIPES, RecordError, read_json, read_toml
+from patchkit.records import RecordError, read_json
 from patchkit.source.git import NO_FETCH
+from patchkit.source.project import (
+    Project,
+    VersionFile,
+    example,
+    project_named,
+    projects,
+    spelled,
+)
 from patchkit.source.releases import guess_release, named_version, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
-# A variable of setuptools-scm. Its version precedes any tag, here and in the build.
-VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM"
 # The Summary that a build writes into PKG-INFO of a copied fork, which has no history.
 FORK = "a fork, which patchkit copied"
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
-_RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
-_ASSIGNED = re.compile(
-    r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE
-)
-
-
-@frozen
-class Project:
-    """A project and the files that mark its trees; ``recipes/projects.toml`` has the fields."""
-
-    title: str
-    markers: tuple[str, ...]
-    where: str
-    spelled: str
-    example: str
-    parts: tuple[str, ...]
-
-
-@cache
-def projects() -> Mapping[str, Project]:
-    """Return every project by name, in the order of ``projects.toml``."""
-    return read_toml(dict[str, Project], RECIPES / "projects.toml", RecipeError)
+_RELEASE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 
 
 def detect(
     path: Path,
-    project: str = "vllm",
+    project: str,
     *,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> SourceTree:
@@ -67,27 +49,28 @@ def detect(
     version is unknown.
     """
     root = path.resolve()
-    if project == "vllm" and _is_vllm_package(root):
-        if (root.parent / "setup.py").is_file():
+    facts = projects()[project]
+    if _is_package(root, facts):
+        if _has_markers(root.parent, facts):
             what = f"{root}: is the package inside a source tree"
             raise SourceError(what, hint=f"name {root.parent} instead")
 
-        installed = detect_installed(root.parent, "vllm")
+        installed = detect_installed(root.parent, project)
         return replace(installed, sandboxed=sandboxed)
 
-    _check_markers(path, root, projects()[project])
+    _check_markers(path, root, project)
     has_history = (root / ".git").exists()
     kind = "git" if has_history else "archive"
     note = ""
-    if project == "nccl":
-        # The makefiles say the version, with and without a git history.
-        version = _make_version(root)
+    if facts.version is not None:
+        # The file says the version, with and without a git history.
+        version = _read_version(root, facts.version)
     elif (metadata := root / "PKG-INFO").is_file():
-        version = _sdist_version(metadata)
+        version = _sdist_version(metadata, facts)
         is_fork = _metadata_field(metadata, "Summary") == FORK
         kind = "archive" if is_fork else "sdist"
     else:
-        version, note = _copy_version(root, has_history=has_history)
+        version, note = _copy_version(root, project, has_history=has_history)
     return SourceTree(
         root=root,
         project=project,
@@ -98,55 +81,58 @@ def detect(
     )
 
 
-def _check_markers(path: Path, root: Path, project: Project) -> None:
+def _check_markers(path: Path, root: Path, project: str) -> None:
     """Check that a folder is a tree of the project.
 
     Raises UsageError if nothing is there, SourceError if it is no folder or a marker is missing.
     """
-    hint = f"name {project.spelled}"
+    facts = projects()[project]
+    hint = f"name {spelled(project)}"
     if not root.exists():
         raise UsageError(f"{path}: no such directory", hint=hint)
     if not root.is_dir():
         raise SourceError(f"{path}: is not a directory", hint=hint)
 
-    for marker in project.markers:
+    for marker in facts.markers:
         if not (root / marker).is_file():
             raise SourceError(
-                f"{path}: not a source tree of {project.title}: {marker} is missing",
+                f"{path}: not a source tree of {facts.title}: {marker} is missing",
                 why="the path is one level too high or too low, or the tree is incomplete",
-                hint=f"name the folder that holds {project.where}",
+                hint=f"name the folder that holds {facts.where or facts.markers[0]}",
             )
 
 
-def _sdist_version(metadata: Path) -> Version:
-    """Return the version in the PKG-INFO of an sdist of vLLM.
+def _sdist_version(metadata: Path, project: Project) -> Version:
+    """Return the version in the PKG-INFO of an sdist.
 
-    Raises SourceError if PKG-INFO is not of vLLM, UsageError if the user names another version.
+    Raises SourceError if it is of another project, UsageError if the user names another version.
     """
     name = _metadata_field(metadata, "Name")
-    if name.lower() != "vllm":
-        raise SourceError(f"{metadata}: describes {name or 'nothing'}, not vllm")
+    if canonicalize_name(name) != project.distribution:
+        what = f"describes {name or 'nothing'}, not {project.distribution}"
+        raise SourceError(f"{metadata}: {what}")
 
     version = _version(_metadata_field(metadata, "Version"), metadata)
-    named = os.environ.get(VERSION_VARIABLE, str(version))
+    variable = project.version_variable
+    named = os.environ.get(variable, str(version))
     if _version(named, metadata) != version:
         raise UsageError(
             f"{metadata}: is of {version}, not of {named}",
             why="a version is named for a checkout without one",
-            hint=f"leave out --source-version, and unset {VERSION_VARIABLE}",
+            hint=f"leave out --source-version, and unset {variable}",
         )
     return version
 
 
 def named_release(spec: str, project: str) -> Version | None:
-    """Return the version in ``vllm==X.Y.Z``, None if the text names no release of ``project``.
+    """Return the version in ``NAME==X.Y.Z``, None if the text names no release of ``project``.
 
     Raises UsageError if the version is malformed.
     """
     match = _RELEASE.fullmatch(spec)
-    if match is None or match["project"].lower() != project:
+    if match is None or project_named(match["name"]) != project:
         return None
-    return named_version(match["version"], f"for example {projects()[project].example}")
+    return named_version(match["version"], f"for example {example(project)}")
 
 
 def project_of(spec: str) -> str:
@@ -155,13 +141,14 @@ def project_of(spec: str) -> str:
     Raises UsageError if neither the name nor the files show the project.
     """
     path = Path(spec)
-    name = spec.partition("==")[0].lower()
-    if _RELEASE.fullmatch(spec) and name in projects():
-        return name
+    release = _RELEASE.fullmatch(spec)
+    if release and (project := project_named(release["name"])):
+        return project
 
     if path.is_dir() and (project := _project_in(path.resolve())):
         return project
 
+    # Distributions may be named with underscores in files: flashinfer_python-0.6.13.tar.gz.
     file_name = path.name.lower()
     candidates = [name for name in projects() if name in file_name]
     if len(candidates) == 1:
@@ -171,23 +158,26 @@ def project_of(spec: str) -> str:
         hint = guess_release(spec, projects()) or _list_nearest(path)
         raise UsageError(f"{spec}: no such file or folder", hint=hint)
 
+    titles = " or ".join(project.title for project in projects().values())
     options = " or ".join(f"--{name}-src" for name in projects())
     raise UsageError(
-        f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
+        f"{spec}: neither its name nor what lies there says whether it is {titles}",
         hint=f"name it with {options}",
     )
 
 
-def _is_vllm_package(root: Path) -> bool:
-    return root.name == "vllm" and (root / "__init__.py").is_file()
+def _is_package(root: Path, project: Project) -> bool:
+    return root.name == project.package and (root / "__init__.py").is_file()
+
+
+def _has_markers(root: Path, project: Project) -> bool:
+    return all((root / marker).is_file() for marker in project.markers)
 
 
 def _project_in(root: Path) -> str:
     """Return the project whose tree or package is in a folder, "" if none."""
-    if _is_vllm_package(root):
-        return "vllm"
     for name, project in projects().items():
-        if all((root / marker).is_file() for marker in project.markers):
+        if _is_package(root, project) or _has_markers(root, project):
             return name
     return ""
 
@@ -198,29 +188,25 @@ def _list_nearest(path: Path) -> str:
     return quoted("ls", nearest)
 
 
-def _make_version(root: Path) -> Version:
-    """Return the version of NCCL from version.mk: MAJOR.MINOR.PATCH and SUFFIX, which may be empty.
-
-    PKG_REVISION is left out: it counts the packages of one version, and is 1 in every tag. Raises
-    SourceError if a number is missing.
-    """
-    place = root / "makefiles/version.mk"
+def _read_version(root: Path, file: VersionFile) -> Version:
+    """Return the version that a file of the tree tells. Raises SourceError if it tells none."""
+    place = root / file.path
     data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
     text = data.decode(errors="replace")
-    values = dict(_ASSIGNED.findall(text))
+
     numbers = []
-    for name in ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH"):
-        number = values.get(name, "")
-        if not number.isdecimal():
+    for pattern in file.numbers:
+        match = re.search(pattern, text, re.MULTILINE)
+        if match is None:
             raise SourceError(
-                f"{place}: {name} is not set to a number",
+                f"{place}: does not tell the version: nothing is like {pattern!r}",
                 why="the file was edited by hand, or cut short",
                 hint=RESTORE,
             )
-        numbers.append(number)
+        numbers.append(match[1])
 
-    release = ".".join(numbers)
-    return _version(f"{release}{values.get('NCCL_SUFFIX', '')}", place)
+    suffix = re.search(file.suffix, text, re.MULTILINE) if file.suffix else None
+    return _version(".".join(numbers) + (suffix[1] if suffix else ""), place)
 
 
 def state_folder(tree: SourceTree) -> Path:
@@ -230,8 +216,8 @@ def state_folder(tree: SourceTree) -> Path:
     """
     if tree.kind != "installed":
         return tree.root / ".patchkit"
-    if tree.project in projects():
-        return tree.root / tree.project / ".patchkit"
+    if project := projects().get(tree.project):
+        return tree.root / project.package / ".patchkit"
 
     # Other packages may have no folder of their name, or several.
     return dist_info(tree) / ".patchkit"
@@ -239,17 +225,19 @@ def state_folder(tree: SourceTree) -> Path:
 
 def dist_info(tree: SourceTree) -> Path:
     """Return the .dist-info folder of a package. Raises SourceError if it has none or several."""
+    project = projects().get(tree.project)
+    name = project.distribution if project else tree.project
     folders = [
         folder
         for folder in sorted(tree.root.glob("*.dist-info"))
-        if canonicalize_name(folder.name.partition("-")[0]) == tree.project
+        if canonicalize_name(folder.name.partition("-")[0]) == name
     ]
 
     if len(folders) != 1:
         raise SourceError(
-            f"{tree.root}: {len(folders)} folders {tree.project}-*.dist-info, expected 1",
+            f"{tree.root}: {len(folders)} folders {name}-*.dist-info, expected 1",
             why="the package was not installed by pip, or its installation is damaged",
-            hint=_install_again(tree.project, "X.Y.Z"),
+            hint=_install_again(name, "X.Y.Z"),
         )
     return folders[0]
 
@@ -268,7 +256,7 @@ def record_path(tree: SourceTree) -> str:
 
 
 def detect_installed(site: Path, name: str) -> SourceTree:
-    """Return the tree of a package in a site-packages folder.
+    """Return the tree of a package, or of a project by its name, in a site-packages folder.
 
     Raises SourceError if it is not installed there, or not by pip.
     """
@@ -303,14 +291,17 @@ def _metadata_field(place: Path, name: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
+def _copy_version(
+    root: Path, project: str, *, has_history: bool
+) -> tuple[Version, str]:
     """Return the version of a checkout or of a copy of one, and a note, "" if a tag says it.
 
     The first of these counts: the version that the user names, the git tag, the version in the
     ledger of an earlier run, the release whose files are most alike. Raises SourceError if none.
     """
-    if named := os.environ.get(VERSION_VARIABLE):
-        version = _version(named, Path(VERSION_VARIABLE))
+    variable = projects()[project].version_variable
+    if named := os.environ.get(variable):
+        version = _version(named, Path(variable))
         return version, f"the version, {named}, is as it was named"
 
     try:
@@ -337,7 +328,7 @@ def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
         version = _version(named, root)
         return version, f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
 
-    release, same, count = _most_alike(root)
+    release, same, count = _most_alike(root, project)
     if not same:
         raise untold
     note += f": {same} of {count} files that fixes look at are as in {release}"
@@ -347,20 +338,20 @@ def _copy_version(root: Path, *, has_history: bool) -> tuple[Version, str]:
     return version, f"{note}; the code alone decides, --source-version names another"
 
 
-def _most_alike(root: Path) -> tuple[str, int, int]:
+def _most_alike(root: Path, project: str) -> tuple[str, int, int]:
     """Return the release with the largest share of equal files, and the numbers of equal and all.
 
     Of several releases with the same share, the newest is returned.
     """
     tree = SourceTree(
         root=root,
-        project="vllm",
+        project=project,
         version=Version("0"),
         kind="archive",
     )
 
-    counts = {}
-    for release, files in release_files("vllm").items():
+    counts = {"": (0, 1)}
+    for release, files in release_files(project).items():
         begins = {path: begin for path, begin in files.items() if begin}
         same = [
             path for path in begins if tree.digest_of(path).startswith(begins[path])

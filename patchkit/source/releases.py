@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -23,8 +23,9 @@ from packaging.version import InvalidVersion, Version
 from patchkit.digests import digest
 from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
-from patchkit.records import RECIPES, Sha256, matching, read_toml
+from patchkit.records import Sha256, matching, read_toml, record
 from patchkit.source.git import read_blob
+from patchkit.source.project import recipe_folder
 from patchkit.source.tree import SourceTree
 
 # The name becomes part of a path in the cache, and must not lead out of the cache.
@@ -69,11 +70,8 @@ def named_version(text: str, hint: str = "") -> Version:
 
 
 def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
-    """Return the ranges of releases that the recipe of a project refuses; () without a recipe."""
-    place = RECIPES / project / "recipe.toml"
-    if not place.is_file():
-        return ()
-
+    """Return the ranges of releases that the recipe of a project refuses."""
+    place = recipe_folder(project) / "recipe.toml"
     rows = read_toml(dict[str, Any], place).get("refused", ())
     ranges = [row["versions"] for row in rows]
     return tuple(SpecifierSet(text, prereleases=True) for text in ranges)
@@ -181,16 +179,19 @@ class Bug:
 
 @frozen
 class ReleaseFacts:
-    """Everything known about the releases of one project, oldest first.
+    """Everything known about upstream's archives and commits of one project, oldest first.
 
-    ``torch`` maps a series of torch, such as ``2.11``, to the pin in its wheels.
+    ``git`` is the URL of upstream's repository, ``archive`` the template of an archive's URL;
+    ``default`` is the release to build if nothing names one. ``torch`` maps a series of torch, such
+    as ``2.11``, to the pin in its wheels.
     """
 
-    default: Version
-    releases: tuple[Release, ...]
-    git: str
-    archive: str
-    torch: Mapping[str, ExactPin]
+    project: str
+    default: Version = Version("0")
+    releases: tuple[Release, ...] = field(default=(), metadata={"key": "release"})
+    git: str = ""
+    archive: str = ""
+    torch: Mapping[str, ExactPin] = field(default_factory=dict)
 
     def release(self, version: Version) -> Release | None:
         for release in self.releases:
@@ -204,7 +205,7 @@ class ReleaseFacts:
             return release
         names = ", ".join(str(release.version) for release in self.releases)
         raise SourceError(
-            f"NCCL {version} is not among the releases that this patchkit knows",
+            f"{self.project} {version} is not among the releases that this patchkit knows",
             why="it is mistyped, or newer than the recipe",
             hint=f"known are {names}; others can be built from a folder, from an archive with "
             f"--sha256, or from {self.git}@COMMIT",
@@ -217,7 +218,7 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
 
     The digits are "" if the release has no such file. Returns {} for a project without a table.
     """
-    place = RECIPES / project / "release_files.tsv"
+    place = recipe_folder(project) / "release_files.tsv"
     if not place.is_file():
         return {}
 
@@ -262,14 +263,11 @@ def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
 
 
 @cache
-def load_facts(project: str = "nccl") -> ReleaseFacts:
-    """Return the facts in the recipe of a project."""
-    place = RECIPES / project / "recipe.toml"
-    upstream = read_toml(dict[str, str], place, key="upstream")
-    return ReleaseFacts(
-        default=read_toml(Version, place, key="default"),
-        releases=read_toml(tuple[Release, ...], place, key="release"),
-        git=upstream["git"],
-        archive=upstream["archive"],
-        torch=read_toml(dict[str, ExactPin], place, key="torch"),
-    )
+def load_facts(project: str) -> ReleaseFacts:
+    """Return the facts in the recipe of a project about upstream's archives and commits."""
+    place = recipe_folder(project) / "recipe.toml"
+    tables = read_toml(dict[str, Any], place)
+    upstream = tables.get("upstream", {})
+    names = ("default", "release", "torch")
+    facts = {name: tables[name] for name in names if name in tables}
+    return record(ReleaseFacts, {"project": project, **upstream, **facts})

@@ -1,4 +1,4 @@
-"""Turn the value of --vllm-src or --nccl-src (folder, archive, commit, release) into a folder."""
+"""Turn a source that a command line names (folder, archive, commit, release) into a folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from patchkit.durable.signals import committed
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
-from patchkit.source.detect import detect, named_release, projects
+from patchkit.source.detect import detect, named_release
 from patchkit.source.fetch import Progress, fetch
-from patchkit.source.nccl import nccl_tree
+from patchkit.source.origin import SourceOrigin, find_origin
+from patchkit.source.project import example, projects, recipe_folder
 from patchkit.source.releases import guess_release, read_lock
 
 Report = Callable[[str], Progress]
@@ -135,22 +135,38 @@ def patched_tree(spec: str, project: str) -> Path:
 def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     """Return the verified archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache.
 
-    Raises UsageError if the source names no release, and as ``fetch`` or ``nccl_tree`` does.
+    Raises UsageError if the source names no release, and as ``fetch`` or ``find_origin`` does.
     """
     project = source.project
     version = named_release(source.spec, project)
     if version is None:
-        example = f"for example {projects()[project].example}"
-        hint = guess_release(source.spec, projects()) or example
+        release = f"for example {example(project)}"
+        hint = guess_release(source.spec, projects()) or release
         what = f"{source.spec}: no such file, folder or release"
         raise UsageError(what, hint=hint)
-    if project == "nccl":
-        return nccl_tree(source.spec, offline=source.offline, check=check).path
+
+    lock = recipe_folder(project) / "lock.toml"
+    if not lock.is_file():
+        return _origin_of(source, check).path
 
     check(version)
-    lock = read_lock(RECIPES / project / "lock.toml")
-    progress = report(f"Fetching {source.spec}")
-    return fetch(project, str(version), lock, offline=source.offline, progress=progress)
+    return fetch(
+        projects()[project].distribution,
+        str(version),
+        read_lock(lock),
+        offline=source.offline,
+        progress=report(f"Fetching {source.spec}"),
+    )
+
+
+def _origin_of(source: SourceOptions, check: Check) -> SourceOrigin:
+    return find_origin(
+        source.project,
+        source.spec,
+        sha256=source.sha256,
+        offline=source.offline,
+        check=check,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,35 +186,29 @@ def _find_archive(
 
     Raises UsageError if the source is neither a file, a folder nor a release.
     """
-    spec = source.spec
-    path = Path(spec)
+    path = Path(source.spec)
     if path.is_dir():
         return None
 
-    version = named_release(spec, source.project)
-    if source.project == "nccl":
-        return _find_nccl_archive(source, check, is_release=version is not None)
-    if path.is_file():
+    version = named_release(source.spec, source.project)
+    has_lock = (recipe_folder(source.project) / "lock.toml").is_file()
+    if path.is_file() and has_lock and source.sha256 is None:
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
         name = re.match(r".+?-(\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
         label = name[1] if name else path.stem
         return _Archive(path, label, label)
 
-    archive = fetch_release(source, check, report)
-    return _Archive(archive, str(version), str(version), locked=True)
+    is_url = source.spec.startswith("git+")
+    if has_lock and not path.is_file() and not is_url:
+        archive = fetch_release(source, check, report)
+        return _Archive(archive, str(version), str(version), locked=True)
 
-
-def _find_nccl_archive(
-    source: SourceOptions, check: Check, *, is_release: bool
-) -> _Archive:
-    origin = nccl_tree(
-        source.spec, sha256=source.sha256, offline=source.offline, check=check
-    )
+    origin = _origin_of(source, check)
     label = str(origin.version)
-    if not is_release:
+    if version is None:
         # Commits and archives of one version can differ, so the label tells them apart.
         label += f"-{origin.identity.rpartition(':')[2][:8]}"
-    return _Archive(origin.path, str(origin.version), label, is_release)
+    return _Archive(origin.path, str(origin.version), label, version is not None)
 
 
 def _check_version(folder: Path, project: str, version: str) -> None:

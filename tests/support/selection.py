@@ -12,7 +12,7 @@ import pytest
 from patchkit.patching.recipe import load_recipe
 
 WHOLE = os.environ.get("PATCHKIT_ALL_RELEASES") == "1"
-SUPPORTED = tuple(map(str, load_recipe().supported))
+SUPPORTED = tuple(map(str, load_recipe("vllm").supported))
 # SM100 lists (0.11.1), the old guard (to 0.14), the families of 0.19, the last with the guard
 # (0.21), DeepGEMM (0.24), the newest.
 SELECTED = ("0.11.1", "0.14.1", "0.19.1", "0.21.0", "0.24.0", SUPPORTED[-1])

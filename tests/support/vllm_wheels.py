@@ -11,7 +11,7 @@ LIBRARIES = Path(__file__).parents[1] / "data" / "libraries"
 VERSION = "0.19.1"
 FIX = "marlin_w4a8_fp8"
 NAME = f"vllm-{VERSION}-cp38-abi3-manylinux_2_28_aarch64.whl"
-PATCHED = load_recipe().fix(FIX).examples[0]
+PATCHED = load_recipe("vllm").fix(FIX).examples[0]
 LOST, HOPPER, STOCK = (
     (LIBRARIES / f"{n}.so").read_bytes() for n in ("lost", "hopper", "stock")
 )

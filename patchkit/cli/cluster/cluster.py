@@ -436,7 +436,7 @@ def _require_whole(house: Path, verified: Verified) -> None:
         raise worst.kind(what, why=worst.why, hint=hint)
 
     if not verified.entries:
-        newest = f"vllm=={load_recipe().newest}"
+        newest = f"vllm=={load_recipe('vllm').newest}"
         repack = quoted("patchkit", "repack", newest, "--dir", house)
         fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
         what = f"{house}: holds no wheels"

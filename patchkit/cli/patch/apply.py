@@ -73,9 +73,10 @@ from patchkit.patching.recipe import (
 from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.archs import Group, evaluate
-from patchkit.source.detect import detect, state_folder
+from patchkit.source.detect import detect, project_of, state_folder
+from patchkit.source.project import projects
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
-from patchkit.target import Load, best_load
+from patchkit.target import DEFAULT_TARGET, Load, best_load
 
 # The fields of a fix that the list of fixes prints with --json.
 _FIX_FACTS = ("id", "title", "layer", "arches", "upstream", "needs")
@@ -151,9 +152,7 @@ def apply_command(
 
         yield from _written_lines(outcome, recipe.project, path)
         if not is_installed:
-            yield f"a build of your own takes {recipe.build.setting(request)}"
-            words = _build_words(recipe.project, request, selection.patches)
-            yield next_verb("build", recipe.project, "--src", path, *words)
+            yield from _next_lines(recipe, request, path, selection.patches)
 
 
 def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
@@ -209,27 +208,38 @@ def _make_libraries(
     return new_files(libraries)
 
 
+def _next_lines(
+    recipe: Recipe, request: Request, path: Path, patches: Sequence[Path]
+) -> Lines:
+    """Yield how a wheel is made of a tree: by `patchkit build` if it takes the project."""
+    if recipe.build.variable:
+        yield f"a build of your own takes {recipe.build.setting(request)}"
+
+    build_options = projects()[recipe.project].build_options
+    if build_options is None:
+        yield LaidOut(bold("next:") + f" {quoted('pip', 'wheel', '--no-deps', path)}")
+        return
+
+    words = _build_words(request, patches, build_options)
+    yield next_verb("build", recipe.project, "--src", path, *words)
+
+
 def _build_words(
-    project: str, request: Request, patches: Sequence[Path]
+    request: Request, patches: Sequence[Path], options: Sequence[str]
 ) -> Sequence[str]:
-    """Return the options of `patchkit build` for the device that a tree was patched for."""
-    words = []
-    if request.target.name != "gb10":
-        words += ["--target", request.target.name]
-
-    if project == "nccl":  # which is cross-compiled, with all of its fixes
-        return words
-
-    if request.arch != "native":
-        words += ["--arch", request.arch]
+    """Return those options of `patchkit build` that say what a tree was patched for."""
+    target = request.target.name
     chosen = {
+        "--target": [target] if target != DEFAULT_TARGET else [],
+        "--arch": [request.arch] if request.arch != "native" else [],
         "--only": sorted(request.only),
         "--without": sorted(request.skip),
         "--with": sorted(request.also),
         "--patch": map(str, patches),
     }
-    for name, values in chosen.items():
-        for value in values:
+    words = []
+    for name in options:
+        for value in chosen[name]:
             words += [name, value]
     return words
 
@@ -358,12 +368,12 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
 @offline_option
 @rendered
 def fetch_command(release: str, offline: bool) -> Blocks:
-    """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
+    """Download a release: an sdist from the package index that pip is configured for, or NCCL's
     sources from upstream's repository.
 
     It is verified by the hash that patchkit has of it, and kept in a cache; prints its path.
     """
-    project = "nccl" if release.lower().startswith("nccl==") else "vllm"
+    project = project_of(release)
     with progress() as report:
         source = SourceOptions(project, release, offline=offline)
         path = fetch_release(source, load_recipe(project).check, report)

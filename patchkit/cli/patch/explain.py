@@ -43,7 +43,7 @@ def explain_command(text: str | None) -> Blocks:
     TEXT: list them.
     """
     fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
-    claims = load_claims()
+    claims = load_claims("vllm")
     if text is None:
         yield from _overview(fixes, claims)
         return

@@ -57,6 +57,7 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
     target = request.target
     recipe = load_recipe(tree.project)
     built = recipe.build.value_for(request)
+    variable = recipe.build.variable.lower()
     fields = {
         "project": tree.project,
         "version": tree.version,
@@ -64,7 +65,7 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
         "root": tree.root,
         "target": target.name,
         "arch": request.arch,
-        recipe.build.variable.lower(): built,
+        **({variable: built} if variable else {}),
         **request.patch_facts,
         "known_bugs": recipe.bugs_of(tree.version),
     }

@@ -48,7 +48,7 @@ from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
-from patchkit.source.nccl import nccl_tree
+from patchkit.source.origin import find_origin
 from patchkit.source.releases import named_version
 from patchkit.source.tree import SourceTree
 from patchkit.target import DEFAULT_TARGET, Target, targets, toolkit_of, toolkits
@@ -150,8 +150,8 @@ def build_nccl_wheel(
 
     recipe = load_recipe("nccl")
     with progress() as report:
-        origin = nccl_tree(
-            spec, sha256=options["sha256"], offline=offline, check=recipe.check
+        origin = find_origin(
+            "nccl", spec, sha256=options["sha256"], offline=offline, check=recipe.check
         )
         require_wanted(house, origin.version)
         bar = report("CUDA toolkit")
@@ -247,7 +247,7 @@ def build_vllm_wheel(
         require_libraries(BUILD, "build")
 
     began = time.monotonic()
-    fixes = {fix.id for fix in load_recipe().fixes}
+    fixes = {fix.id for fix in load_recipe("vllm").fixes}
     # --without names fixes and extensions: separate the two.
     skip = frozenset(selection.skip)
     extensions = by_option(sorted(skip - fixes))

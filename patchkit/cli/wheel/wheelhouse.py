@@ -119,7 +119,7 @@ def list_wheels(house: Path, verbose: bool) -> Blocks:
 
     if not wheels:
         yield f"{house} holds no wheels"
-        yield next_verb("repack", f"vllm=={load_recipe().newest}", "--dir", house)
+        yield next_verb("repack", f"vllm=={load_recipe('vllm').newest}", "--dir", house)
     elif not dependencies:
         yield next_verb("wheelhouse", "fill", "--dir", house)
 
@@ -404,7 +404,7 @@ def _require_wheels(house: Path, verified: Verified) -> None:
     if verified.entries or verified.findings:
         return
 
-    newest = f"vllm=={load_recipe().newest}"
+    newest = f"vllm=={load_recipe('vllm').newest}"
     repack = quoted("patchkit", "repack", newest, "--dir", house)
     raise UsageError(
         f"{house}: holds no wheels",

@@ -18,7 +18,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.source.archive import Progress, unpack
-from patchkit.source.nccl import SourceOrigin
+from patchkit.source.origin import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB

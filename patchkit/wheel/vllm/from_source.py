@@ -169,7 +169,7 @@ def _prove_compiled(
 
     target = order.request.target
     archs = target.arch_list(order.request.arch)
-    tree = detect(source, sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    tree = detect(source, "vllm", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
     groups = evaluate(tree, target, archs, order.toolchain.cuda)
     yield prove_groups(groups, compiled)
 

@@ -82,7 +82,7 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     request = order.compiling
     outcome = apply(source, load_recipe("vllm"), request, anew=True, sandboxed=possible)
 
-    workspace = open_workspace(source)
+    workspace = open_workspace(source, "vllm")
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
         ledger = replace(workspace.ledger, date="")
@@ -91,9 +91,9 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     steps = list(patch_steps(workspace.tree, outcome.verdicts))
 
     # Detected anew, since the tree of the workspace reads upstream's texts.
-    tree = detect(source)
+    tree = detect(source, "vllm")
     reduced = _write_overlay(choose_parts(tree, order.without, order.extensions))
-    _require_applied(detect(source, sandboxed=possible), request, outcome)
+    _require_applied(detect(source, "vllm", sandboxed=possible), request, outcome)
 
     gathered = _gather_sources(order, reduced, staged, report)
     _write_overlay(take_installed(reduced, gathered.installed))
@@ -127,7 +127,7 @@ def _copy_source(order: VllmOrder, source: Path) -> None:
     info = source / "PKG-INFO"
     if not info.exists():
         metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
-        origin = open_workspace(order.source).tree
+        origin = open_workspace(order.source, "vllm").tree
         paths = release_files("vllm").get(origin.version.public, ())
         if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
             metadata += f"Summary: {FORK}\n"

@@ -174,7 +174,7 @@ def _patch_tree(
         origin=origin,
         request=request,
         turned_on=tuple(sorted(around - request.also)),
-        workspace=open_workspace(tree / "vllm"),
+        workspace=open_workspace(tree / "vllm", "vllm"),
         outcome=outcome,
     )
 

@@ -87,7 +87,7 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
     """
     built = read_settled(house).built
     if not built:
-        newest = f"vllm=={load_recipe().newest}"
+        newest = f"vllm=={load_recipe('vllm').newest}"
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
             why="a fill looks for what those need",

@@ -187,7 +187,7 @@ def default_version(house: Path) -> tuple[Version, str]:
     reasons = _required_nccl(house)
     if not reasons:
         reason = "the recipe's default: no torch or vLLM wheel says otherwise"
-        return load_facts().default, reason
+        return load_facts("nccl").default, reason
 
     if len(reasons) > 1:
         lines = [f"{house}: its wheels want {len(reasons)} versions of NCCL"]

@@ -156,7 +156,7 @@ def _recorded_pins(torches: Mapping[str, ExactPin]) -> Iterator[WheelPin]:
     """Yield the NCCL that each torch pins according to the recipe; ``torches`` is wheel → torch."""
     for filename, torch in torches.items():
         version = torch.version
-        pin = load_facts().torch.get(f"{version.major}.{version.minor}")
+        pin = load_facts("nccl").torch.get(f"{version.major}.{version.minor}")
         if pin:
             by = f"{TORCH} {version.public}"
             yield WheelPin(pin=pin, by=by, wheel=filename, requires=torch)

@@ -66,7 +66,7 @@ def hold_wheelhouse(folder: Path) -> Iterator[None]:
     """
     if not folder.is_dir():
         make = quoted(
-            "patchkit", "repack", f"vllm=={load_recipe().newest}", "--dir", folder
+            "patchkit", "repack", f"vllm=={load_recipe('vllm').newest}", "--dir", folder
         )
         raise UsageError(
             f"{folder}: no such folder",

@@ -189,7 +189,7 @@ def _is_release(tree: kit.SourceTree) -> bool:
         for path, digest in tree.seen.items()
         if path.endswith((".cmake", "CMakeLists.txt"))
     }
-    is_known = kit.load_recipe().knows(Version(tree.version.public))
+    is_known = kit.load_recipe("vllm").knows(Version(tree.version.public))
     return is_known and not kit.foreign_file(tree, cmake)
 
 

@@ -111,7 +111,7 @@ def _files(release: str = VERSION) -> Mapping[str, bytes]:
 
     Raises PatchkitError if it cannot be had.
     """
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     archive = fetch(recipe.project, release, read_lock(recipe.home / "lock.toml"))
     files = {
         "vllm/__init__.py": f'__version__ = "{release}"\n'.encode(),

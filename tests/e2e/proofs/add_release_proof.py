@@ -25,7 +25,7 @@ from tools.stage import ROOT, differences, run_in, staged
 
 def main() -> int:
     """Prove both projects; return 1 if one comes back otherwise."""
-    newest, release = load_recipe().newest, load_facts().releases[-1]
+    newest, release = load_recipe("vllm").newest, load_facts("nccl").releases[-1]
     with staged() as stage:
         torch = _forget_vllm(stage, str(newest))
         wrong = _differs(stage, [str(newest)], f"vllm {newest}, torch {torch}")
@@ -51,9 +51,11 @@ def main() -> int:
 def _forget_vllm(stage: Path, version: str) -> str:
     """Take a release out of a copy, and its torch if no earlier one takes it; return that."""
     home = stage / "recipes" / "vllm"
-    releases = [str(each) for each in load_recipe().releases if str(each) != version]
+    releases = [
+        str(each) for each in load_recipe("vllm").releases if str(each) != version
+    ]
     _edit(home / "recipe.toml", lambda text: with_releases(text, releases))
-    supported = [str(each) for each in load_recipe().supported[:-1]]
+    supported = [str(each) for each in load_recipe("vllm").supported[:-1]]
     _edit(stage / "README.md", lambda text: with_span(text, supported))
     sdists = read_lock(home / "lock.toml")
     _edit(
@@ -64,8 +66,8 @@ def _forget_vllm(stage: Path, version: str) -> str:
     kept = {e.filename: e for lock in wheels for v, e in lock.items() if v != version}
     _edit(home / "wheels.toml", lambda _: render_lock(kept.values(), "wheel"))
     _edit(home / "build.toml", lambda text: without(text, version))
-    torch = recorded_needs(load_recipe().newest).torch
-    if torch != recorded_needs(load_recipe().supported[-2]).torch:
+    torch = recorded_needs(load_recipe("vllm").newest).torch
+    if torch != recorded_needs(load_recipe("vllm").supported[-2]).torch:
         _edit(home / "build.toml", lambda text: without(text, torch))
         (home / "requirements" / f"torch-{torch}.txt").unlink()
     # No source is read: the tables are written for the releases that are left.

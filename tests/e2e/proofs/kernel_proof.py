@@ -38,7 +38,7 @@ from support.proving import run
 from tools import run_program
 from tools.markdown import replaced, table
 
-HOME = load_recipe().home
+HOME = load_recipe("vllm").home
 TABLE = tomllib.loads((HOME / "kernels.toml").read_text(encoding="utf-8"))
 DOCS = Path(__file__).parents[3] / "docs" / "kernel-proof.md"
 TARGET = targets()["gb10"]
@@ -156,7 +156,7 @@ def release_rows(release: dict, home: Path) -> Iterator[Row]:
         archive = fetch("vllm", version, read_lock(HOME / "lock.toml"))
         trees[arch] = unpack(archive, home / f"{version}-{arch}")
         if arch != "stock":
-            apply(trees[arch], load_recipe(), Request(target=TARGET, arch=arch))
+            apply(trees[arch], load_recipe("vllm"), Request(target=TARGET, arch=arch))
         generator = str(trees[arch] / release["generate"])
         run(sys.executable, generator, arch_list(arch))
     for file in release["file"]:
@@ -194,7 +194,7 @@ def arch_list(arch: str) -> str:
 @cache
 def switches(tree: Path, archs: str) -> tuple[str, ...]:
     """Return the -DENABLE_… of the groups that the tree's own CMake builds for the archs."""
-    groups = evaluate(detect(tree), TARGET, archs, TARGET.cuda)
+    groups = evaluate(detect(tree, "vllm"), TARGET, archs, TARGET.cuda)
     return tuple(
         sorted({define for group in groups if group.archs for define in group.defines})
     )

@@ -37,7 +37,7 @@ from support.proving import require
 from tools import run_program
 from tools.stage import staged
 
-TORCH, NEWEST = "2.15.0", load_recipe().newest
+TORCH, NEWEST = "2.15.0", load_recipe("vllm").newest
 RELEASE = Version(f"{NEWEST.major}.{NEWEST.minor + 1}.0")
 TAG = f"cu{toolkit_of(TORCH).cuda.replace('.', '')}.gb10."
 TOOLCHAIN = "recipes/toolchain.toml"
@@ -70,7 +70,8 @@ def with_torch(folder: Path) -> Path:
     """Write the newest release's sources, as the next version, which pins the torch."""
     root, torch = folder / f"vllm-{RELEASE}", recorded_needs(NEWEST).torch
     unpack(
-        fetch("vllm", str(NEWEST), read_lock(load_recipe().home / "lock.toml")), root
+        fetch("vllm", str(NEWEST), read_lock(load_recipe("vllm").home / "lock.toml")),
+        root,
     )
     pinned = ("pyproject.toml", "CMakeLists.txt", "requirements/cuda.txt")
     own = f"\nVersion: {NEWEST}\n", f"\nVersion: {RELEASE}\n"

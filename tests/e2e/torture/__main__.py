@@ -198,7 +198,7 @@ def main() -> int:
         print(f"nothing was tried: {obstacle}")
         return 2
     started = time.monotonic()
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     with tempfile.TemporaryDirectory(prefix="patchkit-torture-") as scratch:
         release = Path(scratch, f"vllm-{RELEASE}")
         unpack(fetch("vllm", RELEASE, read_lock(recipe.home / "lock.toml")), release)

@@ -149,11 +149,11 @@ def users(release: Path, scratch: Path) -> Iterator[list[User]]:
 
 
 def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     request = Request(
         target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"})
     )
-    plan = plan_for(open_workspace(release), recipe, request)
+    plan = plan_for(open_workspace(release, "vllm"), recipe, request)
     for path in {
         *MARKERS,
         *(each for each, (before, _) in plan.texts.items() if before is not None),
@@ -165,18 +165,18 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
             os.chown(place, 1000, 1000)
 
     def recover() -> None:
-        tree = detect(root)
+        tree = detect(root, "vllm")
         with locked(tree.root):
             journal_of(tree, state_folder(tree)).recover()
 
     def apply() -> None:
         recover()
         with locked(root):
-            workspace = read_workspace(detect(root), writing=True)
+            workspace = read_workspace(detect(root, "vllm"), writing=True)
             commit_plan(workspace, recipe, plan, ("not run",))
 
     yield _user("apply", root, apply, recover)
-    yield _user("revert", root, lambda: revert(root), recover)
+    yield _user("revert", root, lambda: revert(root, "vllm"), recover)
 
 
 def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:

@@ -31,7 +31,7 @@ def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
     assert re.search(r"✓ \d+ files changed in ", applied)
     assert "✓ applied, required: arch_lists" in after
     # What was not done and not asked for is a number; -v has every fix.
-    ids = [fix.id for fix in load_recipe().fixes]
+    ids = [fix.id for fix in load_recipe("vllm").fixes]
     assert "sm100_lists" not in applied
     whole = cli("fixes", root, "-v").stdout
     assert [line.split()[1] for line in whole.splitlines()[2:]] == ids
@@ -93,6 +93,6 @@ def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
     words = ["venv/bin/patchkit", "verify", "nowhere"]
     done = run_program(*words, rc=UsageError.exit_code, cwd=tmp_path, env=environment)
     assert (
-        f"or make it: {words[0]} repack vllm=={load_recipe().newest} --dir nowhere"
+        f"or make it: {words[0]} repack vllm=={load_recipe('vllm').newest} --dir nowhere"
         in done.stderr
     )

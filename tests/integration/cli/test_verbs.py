@@ -213,7 +213,7 @@ def test_an_install_from_an_empty_wheelhouse_names_what_fills_it(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wheelhouse").mkdir()
     said = piped(["cluster", "install"], 2)
-    repack = f"patchkit repack vllm=={load_recipe().newest} --dir wheelhouse"
+    repack = f"patchkit repack vllm=={load_recipe('vllm').newest} --dir wheelhouse"
     assert "wheelhouse: holds no wheels\n" in said
     assert f"next: {repack} && patchkit wheelhouse fill --dir wheelhouse\n" in said
 

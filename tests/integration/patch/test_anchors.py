@@ -53,7 +53,9 @@ def checked(recipe, ask):
 
     def run(root, arch="native", **selection):
         try:
-            plan = plan_for(open_workspace(root), recipe, ask(arch, **selection))
+            plan = plan_for(
+                open_workspace(root, "vllm"), recipe, ask(arch, **selection)
+            )
             prove(plan)
         except REFUSED:
             return None

@@ -88,7 +88,9 @@ MLA = ("mla/sm100_cutlass_mla_kernel", "MLA_ARCHS")
     else [*zip(RELEASES, cycle(ARCH_LISTS), strict=False)],
 )
 def test_stock_archs_equal_those_of_a_real_configure(version, arch_list, release):
-    groups = evaluate(detect(release(version)), targets()["gb10"], arch_list, CUDA)
+    groups = evaluate(
+        detect(release(version), "vllm"), targets()["gb10"], arch_list, CUDA
+    )
     found = {name: [g for g in groups if _is(g, *GROUPS[name])] for name in GROUPS}
     left_over = [
         g for g in groups if g.archs and not any(g in of for of in found.values())
@@ -127,7 +129,9 @@ def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release):
     rows = [r for r in read_rows(ARCHS) if (r["release"], r["arch"]) == (version, arch)]
     plan = proved(release(version), arch)
     assert arch_rows(plan) == rows
-    needed = {fix: modes[arch][version].value for fix, modes in load_support().items()}
+    needed = {
+        fix: modes[arch][version].value for fix, modes in load_support("vllm").items()
+    }
     assert {v.fix.id: support_of(v).value for v in plan.verdicts} == needed
 
 

@@ -7,7 +7,7 @@ import pytest
 from patchkit.patching.recipe import load_claims
 from patchkit.runtime.rules.releases import within
 
-CLAIMS = {claim.id: claim for claim in load_claims()}
+CLAIMS = {claim.id: claim for claim in load_claims("vllm")}
 SERVER, CONFIG = "vllm/entrypoints/**/*protocol.py", "vllm/config"
 # claim → files, what is read there, and the releases that have it.
 READ = [

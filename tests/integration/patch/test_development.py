@@ -63,7 +63,7 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
     assert found["arch_lists"].note == decided
     assert decided in " ".join(cli("fixes", root).stdout.split())
     assert f"{COMMIT}.cu130.gb10.p" in (root / "setup.py").read_text()
-    revert(root)
+    revert(root, "vllm")
     assert snapshot(root) == pristine
 
 
@@ -99,7 +99,7 @@ def test_code_that_is_there_in_another_form_is_drift(
     with pytest.raises(
         DriftError, match=f"1 of {len(recipe.fixes)} fixes do not fit"
     ) as caught:
-        plan_for(open_workspace(root), recipe, ask())
+        plan_for(open_workspace(root, "vllm"), recipe, ask())
     assert says in caught.value.what
 
 
@@ -109,7 +109,7 @@ def test_the_first_commit_after_a_release_fits(version, release, recipe, ask):
     later = [known for known in recipe.supported if known > Version(version)]
     following = later[0].base_version if later else f"{Version(version).major}.999.0"
     tree = replace(
-        open_workspace(release(version)).tree,
+        open_workspace(release(version), "vllm").tree,
         version=Version(f"{following}.dev1+g1234567"),
     )
     request = ask(also={fix.id for fix in recipe.fixes})
@@ -182,5 +182,5 @@ def test_forms_that_only_commits_between_releases_have(
     outcome = apply(root, recipe, ask(only=only))
     assert {v.fix.id for v in outcome.verdicts if v.state.value == "applied"} == only
     assert len(outcome.proofs) == 1
-    revert(root)
+    revert(root, "vllm")
     assert snapshot(root) == pristine

@@ -42,7 +42,7 @@ def flag(arch):
 def test_what_fa2_is_compiled_to(version, release, recipe, ask, tmp_path):
     need("make")
     flash = tmp_path / "flash-attention"
-    workspace = open_workspace(release(version))
+    workspace = open_workspace(release(version), "vllm")
     sources = dict.fromkeys(("csrc/a.cu", "csrc/b.cu", "csrc/api.cpp"), "")
     utils = workspace.tree.read("cmake/utils.cmake")
     write_files(tmp_path, {"CMakeLists.txt": VLLM})

@@ -255,7 +255,7 @@ def test_committed_wheel_lock():
     """A wheel for each CPU of every supported release; where there are builds, the last one."""
     place = COMMITTED_LOCK.with_name("wheels.toml")
     lock = read_wheel_lock(place)
-    supported = {str(version) for version in load_recipe().supported}
+    supported = {str(version) for version in load_recipe("vllm").supported}
     assert {cpu: entries.keys() for cpu, entries in lock.items()} == {
         "aarch64": supported,
         "x86_64": supported,

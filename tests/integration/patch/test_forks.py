@@ -31,13 +31,13 @@ def fork(copied, git):
 
 
 def test_files_tell_the_version_that_no_tag_tells(copied, rewrite, cli, monkeypatch):
-    found = detect(copied)
+    found = detect(copied, "vllm")
     assert (str(found.version), found.kind) == (CODE, "archive")
     assert re.search(
         r"(\d+) of \1 files that fixes look at are as in 0.24.0$", found.note
     )
     rewrite(copied / "setup.py", (copied / "setup.py").read_text() + "# ours\n")
-    found = detect(copied)
+    found = detect(copied, "vllm")
     assert str(found.version) == "0.24.0.dev0+untagged"
     assert (
         "files that fixes look at are as in 0.24.0; the code alone decides"
@@ -47,12 +47,12 @@ def test_files_tell_the_version_that_no_tag_tells(copied, rewrite, cli, monkeypa
     assert said.startswith("vllm 0.24.0 archive")
     assert "note the version, 0.24.0, is as it was named" in said
     # The ledger has it from here on, whatever the patched files are like.
-    assert str(detect(copied).version) == CODE
-    revert(copied)
+    assert str(detect(copied, "vllm").version) == CODE
+    revert(copied, "vllm")
     monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION", "0.23.0")
-    assert str(detect(copied).version) == "0.23.0"
+    assert str(detect(copied, "vllm").version) == "0.23.0"
     monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM", "0.22.0")
-    assert str(detect(copied).version) == "0.22.0"
+    assert str(detect(copied, "vllm").version) == "0.22.0"
 
 
 def test_a_fork_with_the_tag_of_a_release_is_decided_by_its_code(
@@ -67,7 +67,7 @@ def test_a_fork_with_the_tag_of_a_release_is_decided_by_its_code(
     )
     assert notes["fp8_grouped_gemm"] == expected
     assert any("kernel groups are built for 12.1a" in proof for proof in outcome.proofs)
-    revert(fork)
+    revert(fork, "vllm")
     assert snapshot(fork) == pristine
     # What the fork has not committed was edited by hand, and the release's code is expected.
     rewrite(fork / GUARD, (fork / GUARD).read_text() + "// edited\n")
@@ -76,4 +76,4 @@ def test_a_fork_with_the_tag_of_a_release_is_decided_by_its_code(
     words = refused.rpartition("leave out what does not fit: ")[2].split()
     assert words[-4:] == ["apply", str(fork), "--without", "fp8_grouped_gemm"]
     cli(*words[-4:])
-    assert open_workspace(fork).ledger.request.skip == ("fp8_grouped_gemm",)
+    assert open_workspace(fork, "vllm").ledger.request.skip == ("fp8_grouped_gemm",)

@@ -84,7 +84,7 @@ CMAKE = (
 @sandboxed
 @pytest.mark.parametrize("line", CMAKE)
 def test_cmake_files_run_and_write_nothing(line, marked, mark, snapshot):
-    stock = detect(marked("CMakeLists.txt", line))
+    stock = detect(marked("CMakeLists.txt", line), "vllm")
     before = snapshot(stock.root)
 
     def run(tree):
@@ -276,7 +276,7 @@ def test_a_checkout_that_lacks_objects_fetches_none(tmp_path, git, mark):
         if pack.suffix != ".promisor":
             pack.unlink()
     with pytest.raises(PatchkitError):
-        detect(clone)
+        detect(clone, "vllm")
     assert not mark.exists()
     run_program("git", "-C", clone, "describe", "--tags", "--long", rc=None)
     assert mark.exists()

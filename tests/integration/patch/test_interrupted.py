@@ -55,7 +55,7 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
 ):
     pristine = snapshot(root)
     whole = tree(RELEASE, name="whole")
-    apply(whole, load_recipe(), REQUEST)
+    apply(whole, load_recipe("vllm"), REQUEST)
     patched = snapshot(whole)
     random = Random(number)
     # One strikes while it looks and proves, one within the short time of the commit.
@@ -83,7 +83,7 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
 
         cli(*APPLY, "--vllm-src", root)
         assert snapshot(root) == patched
-        revert(root)
+        revert(root, "vllm")
         assert snapshot(root) == pristine
 
 
@@ -114,5 +114,6 @@ def cut_short(root):
             kill()
 
     assert (
-        in_child(lambda: apply(root, load_recipe(), REQUEST), hook) == -signal.SIGKILL
+        in_child(lambda: apply(root, load_recipe("vllm"), REQUEST), hook)
+        == -signal.SIGKILL
     )

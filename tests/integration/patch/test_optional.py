@@ -23,7 +23,7 @@ def planned(release, recipe, ask):
 
     def make(version, arch="native", **selection):
         return plan_for(
-            open_workspace(release(version)), recipe, ask(arch, **selection)
+            open_workspace(release(version), "vllm"), recipe, ask(arch, **selection)
         )
 
     return make

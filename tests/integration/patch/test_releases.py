@@ -32,7 +32,9 @@ once = (
 @pytest.fixture
 def expected(version, arch):
     """fix → its state after an apply, by what the release was found to need."""
-    return {fix: STATES[modes[arch][version]] for fix, modes in load_support().items()}
+    return {
+        fix: STATES[modes[arch][version]] for fix, modes in load_support("vllm").items()
+    }
 
 
 def states(outcome):
@@ -59,7 +61,7 @@ def test_apply_is_idempotent_and_revert_gives_back_every_byte(
     assert set(first.written) == {
         path for path, known in patched.items() if pristine.get(path, known) != known
     }
-    assert revert(root) == tuple(sorted(first.written))
+    assert revert(root, "vllm") == tuple(sorted(first.written))
     assert snapshot(root) == pristine
 
 
@@ -76,7 +78,7 @@ def test_a_patched_tree_without_its_ledger_is_recognised(
 
     assert (states(again), again.written) == (expected, ())
     assert snapshot(root) == patched
-    assert revert(root) == ()
+    assert revert(root, "vllm") == ()
 
 
 CONFIGS = "vllm/model_executor/layers/fused_moe/configs"
@@ -102,7 +104,9 @@ def created(version):
 
 
 def test_tuned_configs_are_found_by_every_release(version, release, recipe, ask):
-    plan = plan_for(open_workspace(release(version)), recipe, ask(only={"moe_configs"}))
+    plan = plan_for(
+        open_workspace(release(version), "vllm"), recipe, ask(only={"moe_configs"})
+    )
 
     (said,) = prove(plan)
 

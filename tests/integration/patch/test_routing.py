@@ -52,7 +52,7 @@ GB10 = Capability(12, 1)
 def routed(release, recipe, ask, version):
     """The tree of a release before and after all routing fixes, wanted or not."""
     request = ask(only=ROUTING, also={"marlin_sass"})
-    plan = plan_for(open_workspace(release(version)), recipe, request)
+    plan = plan_for(open_workspace(release(version), "vllm"), recipe, request)
     assert not plan.drifted
     return plan.stock, plan.patched
 

@@ -34,7 +34,7 @@ Mxfp8 = type("Mxfp8", (Online,), {})
 
 @pytest.fixture(scope="module", params=RELEASES)
 def tree(request, release):
-    return open_workspace(release(request.param)).tree
+    return open_workspace(release(request.param), "vllm").tree
 
 
 def attention(dtype, layer=0, names="qkvo"):

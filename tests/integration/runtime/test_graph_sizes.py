@@ -19,7 +19,9 @@ RULE = next(rule for rule in load_flag_rules().rules if rule.id == "graph-sizes"
 def test_no_number_of_streams_is_padded(version, release):
     if not within(version, str(RULE.when["vllm"])):
         return
-    tree = ast.parse(open_workspace(release(version)).tree.read("vllm/config/vllm.py"))
+    tree = ast.parse(
+        open_workspace(release(version), "vllm").tree.read("vllm/config/vllm.py")
+    )
     (function,) = (it for it in ast.walk(tree) if getattr(it, "name", "") == NAME)
     platform = SimpleNamespace(is_device_capability_family=lambda _: False)
     imported = SimpleNamespace(current_platform=platform)

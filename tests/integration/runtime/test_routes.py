@@ -56,7 +56,7 @@ KERNELS = ("Marlin", "Triton", "torch", "DeepGEMM", "FlashInfer", "CUTLASS")
 @pytest.fixture(scope="module")
 def leads(release, version):
     """Ask where every layer goes: ``leads({"VLLM_NAME": "1"}, moe_backend="marlin")``."""
-    tree = open_workspace(release(version)).tree
+    tree = open_workspace(release(version), "vllm").tree
 
     def ask(environ, **flags):
         device = partial(decisions.on_device, environ=environ, **flags)

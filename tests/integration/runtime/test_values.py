@@ -28,7 +28,7 @@ NONSENSE = "none of these"
 @pytest.fixture(scope="module")
 def stops(release, version):
     """Whether the release's envs.py stops at a value: ``stops("VLLM_PORT", "x")``."""
-    tree = open_workspace(release(version)).tree
+    tree = open_workspace(release(version), "vllm").tree
     variables: dict[str, str] = {}
     code = Code(tree, {})
     code.names = {

@@ -91,7 +91,7 @@ def test_the_version_that_nobody_named_is_told(build, nothing, tmp_path):
     said = build(
         "--offline", "--cpu", HERE, "--dir", tmp_path / "house", rc=3, env=nothing
     ).stderr
-    default = load_facts().default
+    default = load_facts("nccl").default
     assert said.startswith(
         f"NCCL {default}: the recipe's default: no torch or vLLM wheel"
     )

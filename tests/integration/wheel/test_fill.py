@@ -129,7 +129,7 @@ def test_refusals(world, fill, house, tmp_path):
     assert says in fill("--python-version", "2.7", rc=2).stderr
     told = fill("--dir", "empty", rc=2).stderr
     assert "empty holds no wheel that patchkit built" in told
-    assert f"patchkit repack vllm=={load_recipe().newest} --dir empty\n" in told
+    assert f"patchkit repack vllm=={load_recipe('vllm').newest} --dir empty\n" in told
     wheel = next(house.glob("vllm*"))
     wheel.write_bytes(wheel.read_bytes() + b"0")
     assert f"{wheel.name} is not the wheel that was built" in fill(rc=8).stderr

@@ -130,7 +130,7 @@ def deep_code():
     [(full_disk, OSError), (no_memory, MemoryError), (deep_code, DriftError)],
 )
 def test_what_fails_below_a_fix_is_no_mistake_in_it(look, told):
-    with pytest.raises(told), explain_failure(load_recipe().fixes[0]):
+    with pytest.raises(told), explain_failure(load_recipe("vllm").fixes[0]):
         look()
 
 

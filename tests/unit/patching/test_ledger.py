@@ -75,9 +75,9 @@ def patched(make_tree):
 
 def test_a_ledger_is_read_as_it_was_written(patched):
     tree, state = patched
-    assert read_ledger(state) == LEDGER
-    assert read_ledger(tree.root) is None
-    assert read_ledger(state).to_json() == LEDGER.to_json()
+    assert read_ledger(state, "vllm") == LEDGER
+    assert read_ledger(tree.root, "vllm") is None
+    assert read_ledger(state, "vllm").to_json() == LEDGER.to_json()
 
 
 VERDICT = asdict(LEDGER.verdicts[0])
@@ -129,7 +129,7 @@ def test_a_ledger_that_is_none_is_refused_with_the_way_out(tmp_path):
 def test_what_stands_in_the_ledgers_place_is_refused(make, tmp_path):
     make(ledger_path(tmp_path))
     with pytest.raises(DriftError, match=r"ledger\.json: is a "):
-        read_ledger(tmp_path)
+        read_ledger(tmp_path, "vllm")
 
 
 @pytest.mark.parametrize("text", [None, AFTER, "", f"{BEFORE}\n"])
@@ -162,12 +162,12 @@ def test_what_changed_since(patched, path, text, edited, same):
         with pytest.raises(
             DriftError, match="edited since patchkit wrote it"
         ) as caught:
-            open_workspace(tree.root)
+            open_workspace(tree.root, "vllm")
         assert caught.value.what.startswith(f"{edited}: ")
         return
-    workspace = open_workspace(tree.root)
+    workspace = open_workspace(tree.root, "vllm")
     fixes = (SimpleNamespace(id="x", last=False),)
-    recipe = replace(load_recipe(), digest=LEDGER.recipe, fixes=fixes)
+    recipe = replace(load_recipe("vllm"), digest=LEDGER.recipe, fixes=fixes)
     request = Request(target=targets()["gb10"], skip=frozenset({"x"}))
     assert (known_verdicts(workspace, recipe, request) is not None) is same
 

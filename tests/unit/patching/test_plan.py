@@ -64,7 +64,7 @@ def fix_of(name, before="old\n", after="new\n", *, path=PATH, needs=(NEED,), **f
 
 
 def recipe_of(*fixes):
-    return replace(load_recipe(), fixes=fixes)
+    return replace(load_recipe("vllm"), fixes=fixes)
 
 
 @pytest.fixture
@@ -377,10 +377,10 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(
     assert applied("", skip={"a"}) == ((PATH,), STOCK, "1")
     assert applied("") == ((PATH,), PATCHED, "1")
     assert applied("2") == ((library,), PATCHED, "2")
-    with locked_workspace(partial(detect, package)) as workspace:
+    with locked_workspace(partial(detect, package, "vllm")) as workspace:
         assert revert_libraries(workspace) == (library,)
     assert applied("3", skip={"a"}) == ((PATH, library), STOCK, "3")
-    assert {*revert(package)} == {library, f"{home}/RECORD"}
+    assert {*revert(package, "vllm")} == {library, f"{home}/RECORD"}
     assert read_files(site) == before
 
 
@@ -398,7 +398,7 @@ def test_creating_and_reverting_leaves_nothing(
     recipe = recipe_of(creating(path, text), *([fix_of("a")] if patched else []))
 
     pending = apply(root, recipe, ask(), dry_run=True).pending
-    diff = make_plan(open_workspace(root).tree, recipe, ask()).diff()
+    diff = make_plan(open_workspace(root, "vllm").tree, recipe, ask()).diff()
     assert read_files(root) == before
     outcome = apply(root, recipe, ask())
 
@@ -406,7 +406,7 @@ def test_creating_and_reverting_leaves_nothing(
     assert set(outcome.written) == set(pending) == ({path, PATH} if patched else {path})
     assert (root / path).read_bytes() == text.encode()
     assert apply(root, recipe, ask()).written == ()
-    assert set(revert(root)) == set(outcome.written)
+    assert set(revert(root, "vllm")) == set(outcome.written)
     assert read_files(root) == before
     git(root, "apply", stdin=diff)
     assert read_files(root) == {

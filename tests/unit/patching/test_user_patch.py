@@ -48,7 +48,7 @@ def judged(make_tree, ask):
     def judge(patch, files, kind="sdist"):
         tree = make_tree("0.33.0", files, kind=kind)
         request = replace(ask(), patches=(patch,))
-        plan = make_plan(tree, replace(load_recipe(), fixes=()), request)
+        plan = make_plan(tree, replace(load_recipe("vllm"), fixes=()), request)
         (verdict,) = plan.verdicts
         return verdict, {path: after for path, (_before, after) in plan.texts.items()}
 

@@ -10,10 +10,10 @@ from patchkit.errors import DriftError, ProofError
 from patchkit.patching.fix import Case
 from patchkit.patching.recipe import load_recipe
 
-HOME = load_recipe().home / "moe_configs"
+HOME = load_recipe("vllm").home / "moe_configs"
 FILES = sorted(HOME.glob("*.json"))
 INDEX = tomllib.loads((HOME / "index.toml").read_text())
-FIX = load_recipe().fix("moe_configs")
+FIX = load_recipe("vllm").fix("moe_configs")
 FOLDER = "vllm/model_executor/layers/fused_moe/configs"
 LOOKUP = "vllm/model_executor/layers/fused_moe/fused_moe.py"
 BLOCK = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"

@@ -20,7 +20,7 @@ from patchkit.runtime.rules.variables import (
 )
 from support.selection import SUPPORTED
 
-RULES, FLAGS, CLAIMS = load_variable_rules(), load_flag_rules(), load_claims()
+RULES, FLAGS, CLAIMS = load_variable_rules(), load_flag_rules(), load_claims("vllm")
 NUMBER = re.compile(r"\d+(?:\.\d+)*")
 VARIABLE = re.compile(r"\b([A-Z][A-Za-z0-9]*_[A-Za-z0-9_]+)=([^\s,;:.`()]+)")
 OF_PATCHKIT = {"--executor", "--version", "--vllm", "--with", "--without"}

@@ -10,7 +10,6 @@ from patchkit.digests import digest
 from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
 from patchkit.source.detect import (
     FORK,
-    VERSION_VARIABLE,
     detect,
     dist_info,
     state_folder,
@@ -54,17 +53,17 @@ def installed(tmp_path):
 @pytest.mark.parametrize("version", ["0.19.1", "0.33.1.dev12+g123abc.cu130"])
 def test_an_unpacked_sdist(sources, version, monkeypatch):
     write_files(sources, {"PKG-INFO": header(version)})
-    tree = detect(sources)
+    tree = detect(sources, "vllm")
     assert (tree.root, tree.project, tree.kind) == (sources, "vllm", "sdist")
     assert tree.version == Version(version)
     assert state_folder(tree) == sources / ".patchkit"
     write_files(
         sources, {"PKG-INFO": f"Name: vllm\nVersion: {version}\nSummary: {FORK}\n"}
     )
-    assert detect(sources).kind == "archive"
-    monkeypatch.setenv(VERSION_VARIABLE, "0.24.0")
+    assert detect(sources, "vllm").kind == "archive"
+    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM", "0.24.0")
     with pytest.raises(UsageError, match=f"is of {re.escape(version)}, not of 0.24.0"):
-        detect(sources)
+        detect(sources, "vllm")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_an_unpacked_sdist(sources, version, monkeypatch):
 def test_a_tree_without_a_version_is_refused(sources, files, message):
     write_files(sources, files)
     with pytest.raises(SourceError, match=message):
-        detect(sources)
+        detect(sources, "vllm")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_a_checkout_is_what_setuptools_scm_calls_it(
             f"more {number}",
         )
     commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
-    tree = detect(checkout)
+    tree = detect(checkout, "vllm")
     assert str(tree.version) == (f"{expected}+g{commit}" if commits else expected)
     assert (tree.root, tree.kind) == (checkout, "git")
 
@@ -110,13 +109,13 @@ def test_a_checkout_without_version_tags_is_refused(checkout, git):
     with pytest.raises(
         SourceError, match="git describe finds no version tag"
     ) as caught:
-        detect(checkout)
+        detect(checkout, "vllm")
     assert caught.value.hint == f"git -C {checkout} fetch --tags --unshallow"
     assert "fatal: " in caught.value.why
 
 
 def test_an_installed_package(installed):
-    tree = detect(installed / "vllm")
+    tree = detect(installed / "vllm", "vllm")
     assert (tree.root, tree.kind, tree.version) == (
         installed,
         "installed",
@@ -147,7 +146,7 @@ def test_a_damaged_installation_is_refused(installed, gone, added, message):
     write_files(installed, {"x": "", **added})
     (installed / gone).rename(installed / "elsewhere")
     with pytest.raises(SourceError, match=message):
-        detect(installed / "vllm")
+        detect(installed / "vllm", "vllm")
 
 
 def test_reading_prefers_pending_to_upstream_to_the_disk(make_tree):

@@ -13,13 +13,13 @@ from patchkit.errors import HashMismatchError, SourceError, StorageError, UsageE
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.nccl import nccl_tree
+from patchkit.source.origin import find_origin
 from patchkit.source.releases import load_facts
 from support import write_files
 from support.vllm_wheels import sha256
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FACTS = load_facts()
+FACTS = load_facts("nccl")
 FILES = {
     "makefiles/version.mk": "NCCL_MAJOR   := 2\nNCCL_MINOR   := 30\nNCCL_PATCH   := 7\n"
     "NCCL_SUFFIX  :=\nPKG_REVISION := 1\n",
@@ -85,7 +85,7 @@ def test_the_makefiles_tell_the_version(folder):
             "archive",
             "nccl",
         )
-        found = nccl_tree(str(folder))
+        found = find_origin("nccl", str(folder))
         assert (found.path, found.identity) == (
             folder,
             f"tree:sha256:{tree_digest(folder)}",
@@ -98,7 +98,7 @@ def test_the_makefiles_tell_the_version(folder):
         (
             "makefiles/version.mk",
             "NCCL_MAJOR := two\n",
-            "NCCL_MAJOR is not set to a number",
+            "does not tell the version: nothing is like .*NCCL_MAJOR",
         ),
         (
             "makefiles/common.mk",
@@ -117,12 +117,12 @@ def test_a_folder_that_is_not_nccl(folder, path, text, says):
 def test_an_unknown_archive_needs_its_sha256(pack, tmp_path):
     path = pack("nccl.txz", "xz")
     with pytest.raises(SourceError, match=sha256(path)) as caught:
-        nccl_tree(str(path))
+        find_origin("nccl", str(path))
     assert "NCCL 2.30.7" in caught.value.what
     assert f"--sha256 {sha256(path)}" in caught.value.hint
     assert f"git+{FACTS.git}@" in caught.value.hint
 
-    origin = nccl_tree(str(path), sha256=sha256(path))
+    origin = find_origin("nccl", str(path), sha256=sha256(path))
 
     assert (origin.identity, str(origin.version)) == (
         f"sha256:{sha256(path)}",
@@ -142,17 +142,19 @@ def facts_of(version, **figures):
 def test_an_archive_that_the_recipe_knows(pack):
     path = pack("any.tar.gz")
     known = facts_of("2.30.7", sha256=sha256(path))
-    assert nccl_tree(str(path), facts=known).identity == f"sha256:{sha256(path)}"
+    assert (
+        find_origin("nccl", str(path), facts=known).identity == f"sha256:{sha256(path)}"
+    )
     with pytest.raises(
         SourceError, match=r"its files say 2\.30\.7, the recipe says 2\.29\.7"
     ):
-        nccl_tree(str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
+        find_origin("nccl", str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
 
 
 def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path):
     spec = f"git+file://{repository}@{commit}"
 
-    origin = nccl_tree(spec)
+    origin = find_origin("nccl", spec)
 
     assert (origin.identity, str(origin.version)) == (f"git:{commit}", "2.30.7")
     tree = unpack(origin.path, tmp_path / "out")
@@ -162,7 +164,7 @@ def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path):
     assert {path: (tree / path).read_bytes() for path in texts} == texts
     shutil.rmtree(repository)
     first = sha256(origin.path)
-    again = nccl_tree(spec, offline=True)
+    again = find_origin("nccl", spec, offline=True)
     assert (again, sha256(again.path)) == (origin, first)
 
 
@@ -170,36 +172,36 @@ def test_users_settings_change_no_byte(repository, commit, tmp_path, monkeypatch
     config = tmp_path / "gitconfig"
     config.write_text("[core]\n autocrlf = true\n eol = crlf\n[tar]\n umask = 0077\n")
     spec = f"git+file://{repository}@{commit}"
-    plain = sha256(nccl_tree(spec).path)
+    plain = sha256(find_origin("nccl", spec).path)
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert sha256(nccl_tree(spec).path) == plain
+    assert sha256(find_origin("nccl", spec).path) == plain
 
 
 @pytest.mark.parametrize("name", ["", "@main", f"@{COMMIT[:12]}"])
 def test_a_name_is_no_identity(name):
     with pytest.raises(UsageError, match="is not a commit") as caught:
-        nccl_tree(f"git+file:///nccl{name}")
+        find_origin("nccl", f"git+file:///nccl{name}")
     assert "40 hex digits" in caught.value.hint
 
 
 def test_a_release_comes_from_upstreams_repository(repository, commit):
     upstream = replace(facts_of("2.30.7", commit=commit), git=f"file://{repository}")
-    origin = nccl_tree("nccl==2.30.7", facts=upstream)
+    origin = find_origin("nccl", "nccl==2.30.7", facts=upstream)
     assert (origin.identity, origin.version) == (f"git:{commit}", Version("2.30.7"))
 
 
 def test_a_password_in_a_url_is_not_shown():
     spec = f"git+https://user:secret@localhost:1/nccl@{COMMIT}"
     with pytest.raises(StorageError, match="there is no network") as caught:
-        nccl_tree(spec)
+        find_origin("nccl", spec)
     assert "secret" not in error_text(caught.value)
 
 
 def test_a_damaged_cache_is_noticed(repository, commit, cache):
     spec = f"git+file://{repository}@{commit}"
-    nccl_tree(spec)
+    find_origin("nccl", spec)
     kept = cache / "sources/git"
     found = [*kept.rglob("*.pack"), *kept.rglob("objects/??/" + "?" * 38)]
     data = bytearray(found[0].read_bytes())
@@ -208,7 +210,7 @@ def test_a_damaged_cache_is_noticed(repository, commit, cache):
     found[0].write_bytes(data)
     for offline in (True, False):
         with pytest.raises(HashMismatchError, match="is damaged") as caught:
-            nccl_tree(spec, offline=offline)
+            find_origin("nccl", spec, offline=offline)
         assert f"remove {kept / commit}" in caught.value.hint
 
 
@@ -227,7 +229,7 @@ def test_a_damaged_cache_is_noticed(repository, commit, cache):
 )
 def test_releases_that_cannot_be_had(spec, error, says, cache):
     with pytest.raises(error, match=says):
-        nccl_tree(spec, offline=True, check=load_recipe("nccl").check)
+        find_origin("nccl", spec, offline=True, check=load_recipe("nccl").check)
     assert not cache.exists()
 
 
@@ -238,7 +240,7 @@ def test_a_kept_release_is_looked_at_again(pack, cache):
     kept = cache / "sources/nccl-2.27.7.tar.gz"
     kept.parent.mkdir(parents=True)
     shutil.copy(path, kept)
-    assert nccl_tree("nccl==2.27.7", offline=True, facts=facts).path == kept
+    assert find_origin("nccl", "nccl==2.27.7", offline=True, facts=facts).path == kept
     kept.write_bytes(kept.read_bytes() + b"\0")
     with pytest.raises(SourceError, match="cannot be verified"):
-        nccl_tree("nccl==2.27.7", offline=True, facts=facts)
+        find_origin("nccl", "nccl==2.27.7", offline=True, facts=facts)

@@ -23,8 +23,8 @@ from tools.tables import SUPPORT, updated
 
 BUILD = (RECIPES / "vllm" / "build.toml").read_text(encoding="utf-8")
 NCCL = (RECIPES / "nccl" / "recipe.toml").read_text(encoding="utf-8")
-RELEASES = list(map(str, load_recipe().supported))
-FACTS = load_facts()
+RELEASES = list(map(str, load_recipe("vllm").supported))
+FACTS = load_facts("nccl")
 CUTLASS = External(
     name="cutlass",
     variable="X",
@@ -38,7 +38,7 @@ CUTLASS = External(
 
 
 def test_what_tables_say_is_read_back_and_written_as_it_was():
-    recipe = load_recipe()
+    recipe = load_recipe("vllm")
     support = json.loads(SUPPORT.read_text(encoding="utf-8"))
     texts = updated([], RELEASES, [fix.id for fix in recipe.fixes], support)
     assert len(texts) == 9

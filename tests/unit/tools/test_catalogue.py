@@ -20,8 +20,8 @@ from patchkit.patching.recipe import (
     load_support,
 )
 
-RECIPE = load_recipe()
-CLAIMS = load_claims()
+RECIPE = load_recipe("vllm")
+CLAIMS = load_claims("vllm")
 VERDICTS = {"true", "outdated", "contested", "false", "unverified"}
 
 
@@ -31,7 +31,7 @@ def test_the_table_agrees_with_what_fixes_say_they_are_for():
     rows = [
         (fix, arch, row)
         for fix in RECIPE.fixes
-        for arch, row in load_support()[fix.id].items()
+        for arch, row in load_support("vllm")[fix.id].items()
     ]
     for fix, arch, row in rows:
         assert list(row) == [str(version) for version in RECIPE.supported], fix.id
@@ -59,7 +59,7 @@ def test_fixes_json_has_the_matrix():
             mode: {r: level.value for r, level in row.items()}
             for mode, row in modes.items()
         }
-        for fix, modes in load_support().items()
+        for fix, modes in load_support("vllm").items()
     }
 
 

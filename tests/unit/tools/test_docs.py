@@ -189,6 +189,6 @@ def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
 
 def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():
     torch = recorded_needs(Version(readme.release())).torch
-    pinned = load_facts().torch[torch.rpartition(".")[0]]
+    pinned = load_facts("nccl").torch[torch.rpartition(".")[0]]
     bugs = load_recipe("nccl").bugs_of(pinned.version)
     assert {bug.instead for bug in bugs} == {"the same NCCL on every node"}

@@ -47,7 +47,7 @@ def test_each_release_is_a_wheelhouse():
         {"name": "nccl-2.30.7", "vllm": "", "nccl": "2.30.7"},
     ]
     assert [job["vllm"] for job in jobs("", "2.30.7")] == [""]
-    assert [job["vllm"] for job in jobs(" ", "")] == [str(load_recipe().newest)]
+    assert [job["vllm"] for job in jobs(" ", "")] == [str(load_recipe("vllm").newest)]
 
 
 def test_what_cannot_be_built_is_refused_before_a_machine_starts():
@@ -66,8 +66,11 @@ def test_what_cannot_be_built_is_refused_before_a_machine_starts():
 
 
 def test_what_is_new_on_the_index_is_entered_once():
-    default = load_facts().default
-    offered = [f"vllm-{load_recipe().newest}-py3-none-any.whl", "vllm-0.99.0.tar.gz"]
+    default = load_facts("nccl").default
+    offered = [
+        f"vllm-{load_recipe('vllm').newest}-py3-none-any.whl",
+        "vllm-0.99.0.tar.gz",
+    ]
     offered += [f"vllm-0.99.{end}-py3-none-any.whl" for end in ("0", "0", "1rc1", "1")]
     offered += [
         f"torch-9.{end}-py3-none-any.whl" for end in ("7.0", "7.1+cu132", "8.0rc1")

@@ -68,7 +68,7 @@ def test_real_failures():
 
 def test_a_claim_that_nothing_confirms_is_said_alike_by_the_symptom():
     seen = set()
-    for claim in load_claims():
+    for claim in load_claims("vllm"):
         for text in re.findall(r'"([^"]{12,})"', claim.says):
             for name in recognised(text, {}) if claim.verdict == "unverified" else ():
                 seen.add(name)
@@ -80,7 +80,7 @@ def test_a_claim_that_nothing_confirms_is_said_alike_by_the_symptom():
 def test_the_cure_of_a_missing_moe_config_is_one():
     (cause,) = symptoms()["moe-config-default"].cause
     assert cause.command == "patchkit repack vllm==0.33.0 --with moe_configs"
-    assert "moe_configs" in {fix.id for fix in load_recipe().fixes}
+    assert "moe_configs" in {fix.id for fix in load_recipe("vllm").fixes}
     assert "docs/tune.md" in cause.cure
 
 

@@ -15,7 +15,7 @@ from patchkit.runtime.rules.rule import adapt_to_release
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from tools import serve_lines
 
-RELEASES = tuple(map(str, load_recipe().supported))
+RELEASES = tuple(map(str, load_recipe("vllm").supported))
 STOPS = "Unknown SF transformation"
 
 

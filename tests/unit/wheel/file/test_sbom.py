@@ -66,7 +66,7 @@ BUILT_FACTS = {
 def test_the_whole_documents():
     """These very documents are valid by the JSON schema of CycloneDX 1.6."""
     golden = json.loads(GOLDEN.read_text())
-    fix = load_recipe().fix("marlin_w4a8_fp8")
+    fix = load_recipe("vllm").fix("marlin_w4a8_fp8")
     verdict = Verdict(fix, State.APPLY, "")
     steps = [(verdict, {"vllm/a.py": ("old\n", "new\n")})]
     assert nccl_sbom(FACTS) == golden["nccl"]

@@ -1,7 +1,7 @@
-"""Find the sources of NCCL that a user names: a folder or an archive, and its identity.
+"""Find the sources that a user names, a folder, an archive or a commit, and their identity.
 
 All sources are verified: a folder by a digest over its files, an archive by its sha256, a commit by
-git's own hashes, a release by the sha256 or the commit in ``recipes/nccl/recipe.toml``.
+git's own hashes, a release by the sha256 or the commit in the ``recipe.toml`` of its project.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from patchkit.errors import (
 )
 from patchkit.frozen import frozen
 from patchkit.source.archive import unpack
-from patchkit.source.detect import detect, named_release, projects
+from patchkit.source.detect import detect, named_release
 from patchkit.source.fetch import cache_dir
-from patchkit.source.git import commit_archive, parse_git
+from patchkit.source.git import GitSource, commit_archive, parse_git
+from patchkit.source.project import projects, spelled
 from patchkit.source.releases import (
     Release,
     ReleaseFacts,
@@ -33,7 +34,6 @@ from patchkit.source.releases import (
     load_facts,
 )
 
-PROJECT = "nccl"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -51,7 +51,8 @@ class SourceOrigin:
     identity: str
 
 
-def nccl_tree(
+def find_origin(
+    project: str,
     spec: str,
     *,
     sha256: str | None = None,
@@ -75,34 +76,33 @@ def nccl_tree(
             hint="64 lower-case hex digits, as sha256sum prints them",
         )
 
-    facts = facts or load_facts(PROJECT)
+    facts = facts or load_facts(project)
     path = Path(spec)
     if path.is_dir():
-        origin = _take_folder(path, sha256)
+        origin = _take_folder(path, project, sha256)
     elif path.is_file():
         origin = _take_archive(path, sha256, facts)
     elif source := parse_git(spec):
-        origin = _take_commit(source.url, source.commit, offline=offline)
-    elif version := named_release(spec, PROJECT):
+        origin = _take_commit(source, facts, offline=offline)
+    elif version := named_release(spec, project):
         check(version)
         origin = _take_release(facts.known(version), facts, offline=offline)
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
-            hint=guess_release(spec, projects())
-            or f"name {projects()[PROJECT].spelled}",
+            hint=guess_release(spec, projects()) or f"name {spelled(project)}",
         )
 
     check(origin.version)
     return origin
 
 
-def _take_folder(path: Path, sha256: str | None) -> SourceOrigin:
+def _take_folder(path: Path, project: str, sha256: str | None) -> SourceOrigin:
     if sha256 is not None:
         raise UsageError(f"{path} is a folder; --sha256 is for an archive")
     return SourceOrigin(
         path=path,
-        version=detect(path, PROJECT).version,
+        version=detect(path, project).version,
         identity=f"tree:sha256:{tree_digest(path.resolve())}",
     )
 
@@ -122,10 +122,11 @@ def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> Source
         )
 
     release = next((r for r in facts.releases if r.sha256 == actual), None)
-    version = _version_inside(path, release, str(path))
+    version = _version_inside(path, facts.project, release, str(path))
     if release is None and sha256 is None:
+        title = projects()[facts.project].title
         raise SourceError(
-            f"{path} (NCCL {version}) has the sha256 {actual}, which the recipe does not know",
+            f"{path} ({title} {version}) has the sha256 {actual}, which the recipe does not know",
             hint=f"if you trust this very file, add --sha256 {actual}; or name "
             f"git+{facts.git}@COMMIT",
         )
@@ -133,12 +134,22 @@ def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> Source
 
 
 def _take_commit(
-    url: str, commit: str, release: Release | None = None, *, offline: bool
+    source: GitSource,
+    facts: ReleaseFacts,
+    release: Release | None = None,
+    *,
+    offline: bool,
 ) -> SourceOrigin:
-    store = cache_dir() / "sources"
-    archive = commit_archive(url, commit, cache=store, prefix=PROJECT, offline=offline)
-    version = _version_inside(archive, release, f"{url}: commit {commit}")
-    return SourceOrigin(path=archive, version=version, identity=f"git:{commit}")
+    archive = commit_archive(
+        source.url,
+        source.commit,
+        cache=cache_dir() / "sources",
+        prefix=facts.project,
+        offline=offline,
+    )
+    name = f"{source.url}: commit {source.commit}"
+    version = _version_inside(archive, facts.project, release, name)
+    return SourceOrigin(path=archive, version=version, identity=f"git:{source.commit}")
 
 
 def _take_release(
@@ -148,39 +159,42 @@ def _take_release(
 
     Raises SourceError if the recipe does not know the commit, and as ``commit_archive`` does.
     """
-    archive = cache_dir() / "sources" / f"{PROJECT}-{release.version}.tar.gz"
+    archive = cache_dir() / "sources" / f"{facts.project}-{release.version}.tar.gz"
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
         identity = f"sha256:{release.sha256}"
         return SourceOrigin(path=archive, version=release.version, identity=identity)
 
+    name = f"{projects()[facts.project].title} {release.version}"
     hint = f"clone {facts.git}, check {release.tag} out and name the folder"
     if not release.commit:
         raise SourceError(
-            f"the sources of NCCL {release.version} cannot be verified: the recipe does not know "
+            f"the sources of {name} cannot be verified: the recipe does not know "
             f"the commit of {release.tag}",
             hint=hint,
         )
     try:
-        return _take_commit(facts.git, release.commit, release, offline=offline)
+        source = GitSource(facts.git, release.commit)
+        return _take_commit(source, facts, release, offline=offline)
     except (SourceError, StorageError, HostError) as error:
-        what = f"no sources of NCCL {release.version} could be had: {error.what}"
+        what = f"no sources of {name} could be had: {error.what}"
         raise type(error)(what, why=error.why, hint=hint) from None
 
 
-def _version_inside(archive: Path, release: Release | None, name: str) -> Version:
-    """Unpack an archive for a moment and return the version in its makefiles.
+def _version_inside(
+    archive: Path, project: str, release: Release | None, name: str
+) -> Version:
+    """Unpack an archive for a moment and return the version that its files tell.
 
-    Raises SourceError if it is unsafe, no archive of NCCL, or not the version of ``release``.
+    Raises SourceError if it is unsafe, of another project, or not the version of ``release``.
     """
     with ScratchFolder() as folder:
-        tree = unpack(archive, Path(folder) / PROJECT)
+        tree = unpack(archive, Path(folder) / project)
         try:
-            version = detect(tree, PROJECT).version
+            version = detect(tree, project).version
         except SourceError as error:
             what = error.what.replace(f"{tree}", str(archive))
-            raise SourceError(
-                what, why=error.why, hint="name an archive of NCCL"
-            ) from None
+            hint = f"name an archive of {projects()[project].title}"
+            raise SourceError(what, why=error.why, hint=hint) from None
 
     if release is not None and release.version != version:
         raise SourceError(
