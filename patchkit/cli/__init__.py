@@ -26,6 +26,7 @@ from patchkit.errors import (
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.source.project import RECIPES_VARIABLE
 
 _EPILOG = """\
 \b
@@ -112,6 +113,12 @@ class _Verbs(click.Group):
 @click.version_option(
     __version__, "-V", "--version", message="patchkit, version %(version)s"
 )
+@click.option(
+    "--recipes",
+    metavar="DIR",
+    expose_value=False,
+    help="Also take the projects and fixes in this folder.",
+)
 def group() -> None:
     """Make vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
@@ -120,8 +127,21 @@ def group() -> None:
     """
 
 
+def _take_recipes() -> None:
+    """Move the folder of --recipes to the variable, before the options of verbs are made of it."""
+    words = sys.argv
+    place = words.index("--recipes") if "--recipes" in words else len(words)
+    if len(words) < place + 2 or "--" in words[:place]:
+        return  # click complains
+
+    folders = [words[place + 1], os.environ.get(RECIPES_VARIABLE, "")]
+    os.environ[RECIPES_VARIABLE] = os.pathsep.join(filter(None, folders))
+    del words[place : place + 2]
+
+
 def main() -> None:
     """Run the command line; errors become one message and their own exit code."""
+    _take_recipes()
     gc.disable()  # a run is too short for collections to pay off: they take 15 % of apply's time
     raise_interrupts()
     try:

@@ -35,6 +35,7 @@ from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted, visible
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.source.project import user_recipes
 
 PATH = click.Path(path_type=Path)
 PRESENT_PATH = click.Path(path_type=Path, exists=True)
@@ -410,14 +411,20 @@ def next_hint(hint: str) -> Shown:
 
 
 def program() -> list[str]:
-    """Return the words that start patchkit: a path if PATH leads to no or another patchkit."""
-    started = Path(sys.argv[0])
-    if started.name == "__main__.py" and started.parent.name == "patchkit":
-        return [_shortened(sys.executable), "-m", "patchkit"]
+    """Return the words that start patchkit: a path if PATH leads to no or another patchkit.
 
-    if started.name == "patchkit" and "/" in sys.argv[0]:
-        return [_shortened(sys.argv[0])]
-    return ["patchkit"]
+    Folders of recipes follow: another shell may not have the variable that names them.
+    """
+    started = Path(sys.argv[0])
+    words = ["patchkit"]
+    if started.name == "__main__.py" and started.parent.name == "patchkit":
+        words = [_shortened(sys.executable), "-m", "patchkit"]
+    elif started.name == "patchkit" and "/" in sys.argv[0]:
+        words = [_shortened(sys.argv[0])]
+
+    for folder in user_recipes():
+        words += ["--recipes", str(folder)]
+    return words
 
 
 def error_text(error: PatchkitError) -> Shown:

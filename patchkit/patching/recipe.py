@@ -91,7 +91,8 @@ class _RecipeFile:
             return self.releases
         if self.release:
             return tuple(release.version for release in self.release if release.read)
-        return tuple(map(Version, read_lock(home / "lock.toml")))
+        lock = home / "lock.toml"
+        return tuple(map(Version, read_lock(lock))) if lock.is_file() else ()
 
 
 @frozen

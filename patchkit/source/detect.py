@@ -155,8 +155,11 @@ def project_of(spec: str) -> str:
         return candidates[0]
 
     if "://" not in spec and not path.exists():
-        hint = guess_release(spec, projects()) or _list_nearest(path)
-        raise UsageError(f"{spec}: no such file or folder", hint=hint)
+        hint = guess_release(spec, projects())
+        if release:
+            hint = hint or f"known are {', '.join(projects())}; --recipes adds others"
+        what = f"{spec}: no such file, folder or release"
+        raise UsageError(what, hint=hint or _list_nearest(path))
 
     titles = " or ".join(project.title for project in projects().values())
     options = " or ".join(f"--{name}-src" for name in projects())

@@ -12,16 +12,17 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import platformdirs
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from patchkit.digests import sha256_of
-from patchkit.durable.atomic import continuing
+from patchkit.durable.atomic import continuing, replacing
 from patchkit.durable.staging import make_folders
 from patchkit.errors import (
     HashMismatchError,
@@ -38,7 +39,7 @@ from patchkit.units import BYTES_PER_GIB
 if TYPE_CHECKING:
     # At run time, functions import these: importing requests takes long.
     import requests
-    from pypi_simple import PyPISimple
+    from pypi_simple import DistributionPackage, PyPISimple
 
 CHUNK = 1 << 18  # bytes per read and write
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
@@ -108,17 +109,65 @@ def fetch(
             hint=f"run once without --offline, or copy the file to {path}",
         )
 
+    _download(path, project, entry, progress)
+    return path
+
+
+def _download(
+    path: Path, project: str, entry: LockEntry, progress: Progress | None
+) -> int:
+    """Download a file of the index to ``path``; return its size. ``entry`` may have no size."""
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
         ask = partial(_offered, project, entry.filename)
         # Replace a corrupt file, do not remove it first: another fetch may have just replaced it.
         with continuing(path) as stream:
             digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
-            if (digest, size) != (entry.sha256, entry.size):
+            if digest != entry.sha256 or (entry.size and size != entry.size):
                 stream.truncate(0)
                 where = f"the download of {entry.filename}"
                 raise _mismatch_error(where, entry, digest)
+    return size
+
+
+def lock_sdist(
+    distribution: str, version: Version, lock: Path, progress: Progress | None = None
+) -> Path:
+    """Download the sdist of a release that no lock names yet; add it to ``lock``, return its path.
+
+    The digest is the one that the index announces. Raises StorageError if the index has no sdist of
+    the version, or announces no digest.
+    """
+    with index_client() as client:
+        page = client.get_project_page(distribution, timeout=TIMEOUT)
+        offers = [
+            package
+            for package in page.packages
+            if package.package_type == "sdist" and _is_version(package, version)
+        ]
+        endpoint = client.endpoint
+
+    name = f"an sdist of {distribution} {version}"
+    if not offers:
+        raise not_offered(endpoint, name)
+    digests = offers[0].digests
+    if "sha256" not in digests:
+        raise not_offered(endpoint, f"{name} with a sha256")
+
+    path = cache_dir() / "sdists" / offers[0].filename
+    entry = LockEntry(str(version), path.name, digests["sha256"], size=0)
+    size = _download(path, distribution, entry, progress)
+
+    former = lock.read_bytes() if lock.is_file() else b""
+    with translated(at=lock), replacing(lock) as file:
+        file.write(former + f"\n{replace(entry, size=size)}".encode())
     return path
+
+
+def _is_version(package: DistributionPackage, version: Version) -> bool:
+    with suppress(InvalidVersion):
+        return Version(package.version or "") == version
+    return False
 
 
 def _mismatch_error(where: str, entry: LockEntry, actual: str) -> PatchkitError:

@@ -105,6 +105,13 @@ class LockEntry:
     sha256: Sha256
     size: int
 
+    def __str__(self) -> str:
+        """Return the entry of an sdist as its lock has it, in TOML."""
+        return (
+            f'[[sdist]]\nversion = "{self.version}"\nfilename = "{self.filename}"\n'
+            f'sha256 = "{self.sha256}"\nsize = {self.size}\n'
+        )
+
 
 def read_lock(path: Path) -> dict[str, LockEntry]:
     """Return the entries of a lock of sdists by version.

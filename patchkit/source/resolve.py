@@ -16,10 +16,16 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, named_release
-from patchkit.source.fetch import Progress, fetch
+from patchkit.source.fetch import Progress, fetch, lock_sdist
 from patchkit.source.origin import SourceOrigin, find_origin
-from patchkit.source.project import example, projects, recipe_folder
-from patchkit.source.releases import guess_release, read_lock
+from patchkit.source.project import (
+    RECIPES_VARIABLE,
+    example,
+    is_shipped,
+    projects,
+    recipe_folder,
+)
+from patchkit.source.releases import guess_release, load_facts, read_lock
 
 Report = Callable[[str], Progress]
 
@@ -137,26 +143,60 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
     Raises UsageError if the source names no release, and as ``fetch`` or ``find_origin`` does.
     """
+    version = _named_release(source)
     project = source.project
-    version = named_release(source.spec, project)
-    if version is None:
-        release = f"for example {example(project)}"
-        hint = guess_release(source.spec, projects()) or release
-        what = f"{source.spec}: no such file, folder or release"
-        raise UsageError(what, hint=hint)
-
-    lock = recipe_folder(project) / "lock.toml"
-    if not lock.is_file():
+    lock = _lock_of(project)
+    if not lock.is_file() and load_facts(project).releases:
         return _origin_of(source, check).path
+
+    entries = read_lock(lock) if lock.is_file() else {}
+    if str(version) not in entries and not is_shipped(lock.parent):
+        raise SourceError(
+            f"{source.spec}: {lock} does not name it",
+            why="what is fetched is checked by its sha256, which a lock names",
+            hint=quoted("patchkit", "fetch", source.spec, "--lock"),
+        )
 
     check(version)
     return fetch(
         projects()[project].distribution,
         str(version),
-        read_lock(lock),
+        entries,
         offline=source.offline,
         progress=report(f"Fetching {source.spec}"),
     )
+
+
+def lock_release(source: SourceOptions, report: Report) -> Path:
+    """Download a release and add it to its project's lock; return the archive in the cache.
+
+    Raises UsageError if the source names no release or the lock is patchkit's own, StorageError if
+    the index does not have it.
+    """
+    version = _named_release(source)
+    lock = _lock_of(source.project)
+    if is_shipped(lock.parent):
+        raise UsageError(
+            f"{source.project}: its lock is patchkit's own",
+            hint=f"name a folder of recipes with --recipes or {RECIPES_VARIABLE}",
+        )
+    distribution = projects()[source.project].distribution
+    return lock_sdist(distribution, version, lock, report(f"Fetching {source.spec}"))
+
+
+def _named_release(source: SourceOptions) -> Version:
+    """Return the version of a release. Raises UsageError if the source names none."""
+    version = named_release(source.spec, source.project)
+    if version is None:
+        release = f"for example {example(source.project)}"
+        hint = guess_release(source.spec, projects()) or release
+        what = f"{source.spec}: no such file, folder or release"
+        raise UsageError(what, hint=hint)
+    return version
+
+
+def _lock_of(project: str) -> Path:
+    return recipe_folder(project) / "lock.toml"
 
 
 def _origin_of(source: SourceOptions, check: Check) -> SourceOrigin:
@@ -191,7 +231,7 @@ def _find_archive(
         return None
 
     version = named_release(source.spec, source.project)
-    has_lock = (recipe_folder(source.project) / "lock.toml").is_file()
+    has_lock = not load_facts(source.project).releases
     if path.is_file() and has_lock and source.sha256 is None:
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
         name = re.match(r".+?-(\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)

@@ -75,7 +75,12 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.source.detect import detect, project_of, state_folder
 from patchkit.source.project import projects
-from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
+from patchkit.source.resolve import (
+    SourceOptions,
+    fetch_release,
+    lock_release,
+    patched_tree,
+)
 from patchkit.target import DEFAULT_TARGET, Load, best_load
 
 # The fields of a fix that the list of fixes prints with --json.
@@ -365,18 +370,22 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
 
 @click.command
 @click.argument("release", metavar="RELEASE")
+@flag("--lock", "Add an unknown release to the recipe of a project of your own.")
 @offline_option
 @rendered
-def fetch_command(release: str, offline: bool) -> Blocks:
+def fetch_command(release: str, lock: bool, offline: bool) -> Blocks:
     """Download a release: an sdist from the package index that pip is configured for, or NCCL's
     sources from upstream's repository.
 
     It is verified by the hash that patchkit has of it, and kept in a cache; prints its path.
     """
     project = project_of(release)
+    source = SourceOptions(project, release, offline=offline)
     with progress() as report:
-        source = SourceOptions(project, release, offline=offline)
-        path = fetch_release(source, load_recipe(project).check, report)
+        if lock:
+            path = lock_release(source, report)
+        else:
+            path = fetch_release(source, load_recipe(project).check, report)
 
     yield Record({"path": path})
     yield Data(f"{path}\n")

@@ -68,12 +68,16 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
         **({variable: built} if variable else {}),
         **request.patch_facts,
         "known_bugs": recipe.bugs_of(tree.version),
+        "recipe": recipe.digest,
+        "added_recipes": recipe.added,
     }
     yield Record(fields | more)
 
     release = bold(f"{tree.project} {tree.version}")
     device = f"  {tree.kind}  →  {target.title}, {request.arch} "
     yield release + device + bold(built)
+    if recipe.added:
+        yield dim(f"with recipes of yours: {', '.join(map(str, recipe.added))}")
 
 
 def verdict_fields(verdict: Verdict) -> Fields:
