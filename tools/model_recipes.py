@@ -30,13 +30,13 @@ from patchkit.runtime.rules.presets import (
     same_value,
 )
 from patchkit.runtime.rules.releases import read_table
-from patchkit.runtime.serve.vllm_recipe import (
+from tools.decisions import Decision
+from tools.vllm_recipe import (
     feature_mode,
     gb10_settings,
     merge_settings,
     split_flags,
 )
-from tools.decisions import Decision
 
 _PLACE, _FLAGS = "recipes/env/presets.toml", "recipes/env/flags.toml"
 # A recipe without them leaves them to vLLM.

@@ -98,7 +98,7 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
     patch does not fit.
     """
     files = parse_diff(patch.text, patch.id)
-    parts = projects()[tree.project].parts
+    parts = projects()[tree.project].parts or ("",)
     used = [file for file in files if file.path.startswith(parts)]
     left_out = ", ".join(file.path for file in files if file not in used)
     if not used:

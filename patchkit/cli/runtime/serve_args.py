@@ -50,11 +50,6 @@ _HEADS = (
     "vLLM",
     "evidence",
 )
-# Pairs of options that exclude each other: their names, their flags, and what both decide.
-_EXCLUSIVE = (
-    (("listen", "address"), "--listen and --host", "where to listen"),
-    (("recipe", "preset"), "--recipe and --preset", "how"),
-)
 # The facts of an env file on which the command line depends.
 _FILE_FACTS = "role topology executor vllm nodes head target quantization"
 
@@ -64,7 +59,6 @@ _FILE_FACTS = "role topology executor vllm nodes head target quantization"
 @node_options
 @option("--node-rank R", "Rank of this worker.", type=click.IntRange(0))
 @option("--preset", "Preset of another model, or none.")
-@option("--recipe", "YAML recipe of vLLM, eugr or sparkrun.", type=PATH)
 @option("--from", "env_file", "The env file that it runs with.", type=PATH)
 @option(
     "--listen", "Who may connect; default: this machine.", type=click.Choice(LISTEN)
@@ -89,7 +83,6 @@ def serve_args_command(
 
     \b
       patchkit serve-args openai/gpt-oss-120b
-      patchkit serve-args --recipe recipe.yaml
       patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env
       patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env --role worker
 
@@ -101,10 +94,10 @@ def serve_args_command(
         yield Record([record_fields(row) | {"name": row.name} for row in rows])
         yield from table(map(_preset_row, rows), heads=_HEADS)
         return
-    if not model and not options["recipe"]:
+    if not model:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
 
-    command = serve_command(model or "", **options)
+    command = serve_command(model, **options)
     url = models_url(command.request)
     yield Record(_command_fields(command, url))
 
@@ -155,24 +148,13 @@ def serve_command(
     model: str, request: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
     """Return the command for the options; its errors are those of ``serve_args``."""
-    for names, pair, text in _EXCLUSIVE:
-        if all(options.get(name) for name in names):
-            raise UsageError(f"{pair} both say {text}", hint="leave one out")
+    if options.get("listen") and options.get("address"):
+        what = "--listen and --host both say where to listen"
+        raise UsageError(what, hint="leave one out")
 
     file = _read_file(options)
-    preset: Preset | None
-    if recipe := options.get("recipe"):
-        # Imported only here: a node may lack PyYAML, which this module needs.
-        from patchkit.runtime.serve.recipe_files import read_recipe
-
-        preset, untold = read_recipe(recipe, model)
-        for line in untold:
-            tell(note(f"{recipe}: {line}"))
-        model = preset.id
-        request = replace(request, model="", preset=preset)
-    else:
-        preset = choose_preset(model, options.get("preset"), os.environ)
-        request = replace(request, model=preset.id if preset else "")
+    preset = choose_preset(model, options.get("preset"), os.environ)
+    request = replace(request, model=preset.id if preset else "")
 
     # The command may be for another machine: do not require this one to have the address.
     node = decide_node(request, host, file, addressed=False)

@@ -35,8 +35,8 @@ class NodeOptions:
 
     ``head`` is the head's IPv4 address. ``vllm``, ``nccl`` and ``triton`` replace the installed
     versions. ``model`` is the id of a preset: "" means none, None means the one in the env file.
-    ``preset`` is the preset of a user's own recipe. ``choice`` turns rules of variables on and off,
-    and ``extra`` are variables that the user adds.
+    ``preset`` is the preset that ``model`` names, or one in its place. ``choice`` turns rules of
+    variables on and off, and ``extra`` are variables that the user adds.
     """
 
     role: str = ""

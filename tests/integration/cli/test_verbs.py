@@ -87,13 +87,17 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply 0.25.1", 2, ["did you mean vllm==0.25.1 or nccl==0.25.1?"]),
         ("apply", 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
         ("diff .", 2, ["says whether it is vLLM or NCCL"]),
-        ("apply nosuch", 2, ["nosuch: no such file or folder", "next: ls /"]),
+        ("apply nosuch", 2, ["nosuch: no such file, folder or release", "next: ls /"]),
         (
             "apply /no/such/dir",
             2,
-            ["/no/such/dir: no such file or folder", "next: ls /\n"],
+            ["/no/such/dir: no such file, folder or release", "next: ls /\n"],
         ),
-        ("revert ./no/such", 2, ["no/such: no such file or folder", "next: ls /"]),
+        (
+            "revert ./no/such",
+            2,
+            ["no/such: no such file, folder or release", "next: ls /"],
+        ),
         (
             "diff vllm==0.24.0 --vllm-src vllm==0.24.0",
             2,
@@ -104,7 +108,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply --nccl-src nccl==2.28.3", 3, ["sticky CUDA error"]),
         ("apply --nccl-src git+file:///x@v9", 2, ["'v9' is not a commit"]),
         ("apply --nccl-src vllm==0.24.0", 2, ["neither a git URL nor a release"]),
-        ("apply --vllm-src x --sha256 0", 2, ["--sha256 is for an archive of NCCL"]),
+        ("apply --vllm-src x --sha256 0", 2, ["x: no such file, folder or release"]),
         (
             "explain arch_list",
             2,

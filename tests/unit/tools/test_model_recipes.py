@@ -11,9 +11,9 @@ from patchkit.runtime.rules.presets import (
     model_recipes,
     same_value,
 )
-from patchkit.runtime.serve.vllm_recipe import merge_settings, split_flags
 from tools import model_recipes as tool
 from tools import serve_lines
+from tools.vllm_recipe import merge_settings, split_flags
 
 FOR_GB10 = {name: each for name, each in model_recipes().items() if each.settings}
 
