@@ -21,11 +21,12 @@ _Parts = tuple[str, ...]  # of a path
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
-def unpack(archive: Path, dest: Path) -> Path:
+def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
     """Unpack a .tar.gz, .tar.xz or .tar archive so that ``dest`` is the root of its tree.
 
     The archive's single top-level folder is stripped. ``dest`` must not exist or be an empty
-    directory; missing parents are created. On any failure nothing is left behind. Returns ``dest``.
+    directory; missing parents are created. On any failure nothing is left behind. ``progress``
+    counts unpacked bytes. Returns ``dest``.
 
     Raises SourceError if the archive is damaged or unsafe (naming the member) or if ``dest`` is
     taken, StorageError if the disk refuses.
@@ -54,7 +55,8 @@ def unpack(archive: Path, dest: Path) -> Path:
                 # Check every name before anything is written, so that nothing has to be undone.
                 top = _check_members(archive, members)
                 # PEP 706's filter also drops owners, set-uid bits and write permission for others.
-                tar.extractall(scratch, members, filter="data")
+                reported = _report_members(members, progress)
+                tar.extractall(scratch, reported, filter="data")
 
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -94,6 +96,19 @@ def _require_vacant(target: Path) -> None:
             why="an archive is never unpacked over other files",
             hint="choose a destination that does not exist yet, or empty this one",
         )
+
+
+def _report_members(
+    members: list[TarInfo], progress: Progress | None
+) -> Iterator[TarInfo]:
+    """Yield the members; report each to ``progress`` once it is unpacked."""
+    total = sum(member.size for member in members)
+    done = 0
+    for member in members:
+        yield member
+        done += member.size
+        if progress is not None:
+            progress(done, total)
 
 
 def _check_members(archive: Path, members: list[TarInfo]) -> str:

@@ -80,15 +80,15 @@ def resolved(
     if archive is None:
         yield Resolved(Path(source.spec))
     elif keep:
-        yield _unpack_to_keep(archive, source.project)
+        yield _unpack_to_keep(archive, source.project, report("Unpacking"))
     else:
         with ScratchFolder() as scratch:
             place = Path(scratch) / "tree"
-            tree = unpack(archive.path, place)
+            tree = unpack(archive.path, place, report("Unpacking"))
             yield Resolved(tree, archive.locked)
 
 
-def _unpack_to_keep(archive: _Archive, project: str) -> Resolved:
+def _unpack_to_keep(archive: _Archive, project: str, progress: Progress) -> Resolved:
     """Unpack an archive below build/, unless an earlier run did that.
 
     Raises SourceError if the folder of the earlier run holds another version.
@@ -99,7 +99,7 @@ def _unpack_to_keep(archive: _Archive, project: str) -> Resolved:
         _check_version(folder, project, archive.version)
         return Resolved(folder)
 
-    root = unpack(archive.path, folder)
+    root = unpack(archive.path, folder, progress)
     # The folder stays, so an interrupt from here on reports it.
     committed(f"{folder} was unpacked")
     return Resolved(root, archive.locked)
