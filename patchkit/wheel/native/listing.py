@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata
@@ -9,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
+from patchkit.durable.paths import is_plain
 from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.source.tree import SourceTree
@@ -23,8 +25,6 @@ from patchkit.wheel.device.inspect import (
 )
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
-
-_ASIDE = {"..", ".patchkit"}
 
 
 @frozen
@@ -103,15 +103,21 @@ def list_installed(
 ) -> Iterator[DeviceLibrary]:
     """Yield the libraries with device code of all installed packages, or of the project ``only``.
 
-    Damaged files are passed over.
+    Damaged files are passed over, and packages whose RECORD cannot be read.
     """
-    for package in metadata.distributions(path=[str(site)]):
-        project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
+    for home in sorted(site.glob("*.dist-info")):
+        project = canonicalize_name(home.name.partition("-")[0])
         if only not in ("", project):
             continue
 
+        package = metadata.Distribution.at(home)
         dispatch = known_dispatch(project, package.version, target)
-        for file in package.files or ():
+        try:
+            files = package.files or ()
+        except (ValueError, csv.Error):
+            continue  # neither does pip read it
+
+        for file in files:
             if not _is_library(site, file):
                 continue
 
@@ -125,7 +131,7 @@ def list_installed(
 
 def _is_library(site: Path, file: PurePosixPath) -> bool:
     # Not paths that lead out of the environment, nor originals in .patchkit, which nothing loads.
-    is_aside = file.is_absolute() or bool(_ASIDE & {*file.parts})
+    is_aside = not is_plain(str(file)) or ".patchkit" in file.parts
     return ".so" in file.suffixes and not is_aside and (site / file).is_file()
 
 

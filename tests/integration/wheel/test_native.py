@@ -10,6 +10,7 @@ from patchkit.errors import ProofError
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.native_parts import prove_unneeded
+from support import write_files
 from support.needed import need_ptxas
 from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel
@@ -95,10 +96,31 @@ def test_a_line_of_an_environment_that_leads_out_of_it_is_passed_over(
     outside = tmp_path / "outside.so"
     outside.write_bytes(PTX)
     (record,) = site.glob("kernels-*.dist-info/RECORD")
-    record.write_text(f"{outside},,\n{record.read_text()}")
+    lines = (outside, "../outside.so", f"{'a' * 256}.so", f"{'a/' * 2100}b.so")
+    before = "".join(f"{line},,\n" for line in lines)
+    record.write_text(before + record.read_text())
     done = json.loads(cli("native", site, "--write", "--json").stdout)
     assert [library["name"] for library in done["libraries"]] == ["kernels/ptx.so"]
     assert outside.read_bytes() == PTX
+    cli("native", site, "--revert")
+    assert (site / "kernels/ptx.so").read_bytes() == PTX
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"RECORD": bytes(range(256))},
+        {"METADATA": b"Metadata-Version: 2.1\n"},
+        {"METADATA": b"Name: ../../outside\nVersion: 1.0\n"},
+        {"METADATA": b"Name: other\nVersion: 1.0\n"},
+    ],
+)
+def test_a_damaged_package_leaves_the_others_of_an_environment(cli, site, files):
+    home = site / "damaged-1.0.dist-info"
+    sound = {"METADATA": b"Name: damaged\nVersion: 1.0\n", "RECORD": b""}
+    write_files(home, {**sound, **files})
+    done = json.loads(cli("native", site, "--write", "--json").stdout)
+    assert [library["name"] for library in done["libraries"]] == ["kernels/ptx.so"]
     cli("native", site, "--revert")
     assert (site / "kernels/ptx.so").read_bytes() == PTX
 
