@@ -106,23 +106,29 @@ def test_a_line_of_an_environment_that_leads_out_of_it_is_passed_over(
     assert (site / "kernels/ptx.so").read_bytes() == PTX
 
 
+DAMAGED = "damaged/ptx.so"
+
+
 @pytest.mark.parametrize(
-    "files",
+    ("files", "assembled"),
     [
-        {"RECORD": bytes(range(256))},
-        {"METADATA": b"Metadata-Version: 2.1\n"},
-        {"METADATA": b"Name: ../../outside\nVersion: 1.0\n"},
-        {"METADATA": b"Name: other\nVersion: 1.0\n"},
+        ({"RECORD": bytes(range(256))}, []),
+        ({"METADATA": b"Name: ../../outside\nVersion: 1.0\n"}, [DAMAGED]),
+        ({"METADATA": b"Name: other\nVersion: 1.0\n"}, [DAMAGED]),
     ],
 )
-def test_a_damaged_package_leaves_the_others_of_an_environment(cli, site, files):
-    home = site / "damaged-1.0.dist-info"
-    sound = {"METADATA": b"Name: damaged\nVersion: 1.0\n", "RECORD": b""}
-    write_files(home, {**sound, **files})
+def test_a_damaged_package_leaves_the_others_of_an_environment(
+    cli, site, files, assembled
+):
+    home = {"METADATA": b"Name: damaged\nVersion: 1.0\n", "RECORD": f"{DAMAGED},,\n"}
+    write_files(site / "damaged-1.0.dist-info", {**home, **files})
+    write_files(site, {DAMAGED: PTX})
     done = json.loads(cli("native", site, "--write", "--json").stdout)
-    assert [library["name"] for library in done["libraries"]] == ["kernels/ptx.so"]
+    names = [library["name"] for library in done["libraries"]]
+    assert names == [*assembled, "kernels/ptx.so"]
     cli("native", site, "--revert")
-    assert (site / "kernels/ptx.so").read_bytes() == PTX
+    for name in (DAMAGED, "kernels/ptx.so"):
+        assert (site / name).read_bytes() == PTX
 
 
 @pytest.mark.parametrize(
