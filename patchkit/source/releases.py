@@ -25,7 +25,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import Sha256, matching, read_toml, record
 from patchkit.source.git import read_blob
-from patchkit.source.project import recipe_folder
+from patchkit.source.project import project_named, recipe_folder
 from patchkit.source.tree import SourceTree
 
 # The name becomes part of a path in the cache, and must not lead out of the cache.
@@ -69,8 +69,12 @@ def named_version(text: str, hint: str = "") -> Version:
         raise UsageError(f"{text!r} is not a version", hint=hint) from None
 
 
-def refused_ranges(project: str) -> tuple[SpecifierSet, ...]:
-    """Return the ranges of releases that the recipe of a project refuses."""
+def refused_ranges(distribution: str) -> tuple[SpecifierSet, ...]:
+    """Return the ranges of releases that a recipe refuses; () for a distribution without one."""
+    project = project_named(distribution)
+    if not project:
+        return ()
+
     place = recipe_folder(project) / "recipe.toml"
     rows = read_toml(dict[str, Any], place).get("refused", ())
     ranges = [row["versions"] for row in rows]
