@@ -206,7 +206,10 @@ def _fields_by_key(kind: type) -> dict[str, Any]:
 def _parse_toml(text: str) -> dict[str, Any]:
     import tomllib  # a launcher reads none
 
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def matching(pattern: str, what: str) -> Callable[[str], None]:

@@ -140,6 +140,9 @@ def test_an_error_in_toml_has_its_file_and_key(tmp_path):
         read_toml(Inner, place, key="other")
     with pytest.raises(UsageError, match=r"a.toml: absent: is missing"):
         read_toml(Inner, place, key="absent")
+    place.write_text(f"a = {'[' * 5000}")
+    with pytest.raises(UsageError, match=r"a.toml: is not TOML: it is nested too"):
+        read_toml(Outer, place)
     place.write_text("a = \n")
     with pytest.raises(UsageError, match=r"a.toml: is not TOML: .*line 1"):
         read_toml(Outer, place)

@@ -53,6 +53,7 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f'{NODE}[serve]\nengine = "lxc"\n', "serve.engine: is 'lxc', not one of"),
         (f"{NODE}[serve]\nfrozen = 5\n", "serve.frozen: is 5: 0, or 30 seconds"),
         ("[[node]\n", "is not TOML"),
+        (f"name = {'[' * 5000}", "is not TOML: it is nested too deeply"),
     ],
 )
 def test_what_it_must_not_say(text, says, tmp_path):
