@@ -61,7 +61,6 @@ class RedactionData:
     accounts: frozenset[str]
     hosts: frozenset[str]
     models: frozenset[str]
-    paths: frozenset[str]
     public_path_pattern: str
     networks: tuple[str, ...]
     serial_keys: frozenset[str]
@@ -441,13 +440,9 @@ def _is_public(kind: str, word: str) -> bool:
 
 
 def _is_systems(path: str) -> bool:
-    """Return whether a path is in a folder of the system, or a source file of a library."""
-    folder = re.split("[/?]", path)[1]
-    if folder.casefold() in _DATA.paths:
-        return True
-
-    public_path = _DATA.public_path_pattern
-    return re.fullmatch(public_path, path, re.IGNORECASE) is not None
+    """Return whether a path is of the system, a server or a library, and names nobody."""
+    pattern = _DATA.public_path_pattern
+    return re.fullmatch(pattern, path, re.IGNORECASE) is not None
 
 
 def _is_version(match: re.Match[str], text: str) -> bool:
