@@ -8,7 +8,7 @@ into it, and README's blocks and tests run there as root, or as an ordinary user
 and whose PATH has no /usr/sbin, in mount and PID namespaces of their own, with nothing of this
 machine but its network, the configuration of pip, its certificates and two caches. What of a block
 needs a Spark is shown and left out (tests/support/readme.py).
-``python -m e2e.proofs.fresh --obstacle`` prints what is in the way here, or nothing.
+``python -m e2e.proofs.fresh --obstacle [--ubuntu]`` prints what is in the way here, or nothing.
 """
 
 from __future__ import annotations
@@ -103,6 +103,15 @@ def obstacle(*programs: str) -> str:
     """Return why no fresh machine can be made here; empty if nothing is in the way."""
     without_sources = "" if _sources() else "apt has no sources of Debian or Ubuntu"
     return nodes.obstacle("mmdebstrap", *programs) or without_sources
+
+
+def ubuntu_obstacle() -> str:
+    """Return why no fresh Ubuntu can be made here; empty if nothing is in the way."""
+    try:
+        urllib.request.urlopen(f"{UBUNTU}/dists/{NOBLE}/Release", timeout=30).close()
+    except OSError as error:
+        return f"the archive of Ubuntu is not reached: {error}"
+    return obstacle("dpkg-deb")
 
 
 def unpack(
@@ -317,7 +326,7 @@ def main() -> int:
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
     options, arguments = parser.parse_known_args()
     if options.obstacle:
-        sys.stdout.write(obstacle())
+        sys.stdout.write(ubuntu_obstacle() if options.ubuntu else obstacle())
         return 0
     extra = [*filter(None, options.packages.split(","))]
     account = ORDINARY if options.ordinary else ROOT_ACCOUNT
