@@ -22,10 +22,10 @@ from patchkit.source.git import NO_FETCH
 from patchkit.source.project import (
     Project,
     VersionFile,
+    describe_sources,
     example,
     project_named,
     projects,
-    spelled,
 )
 from patchkit.source.releases import guess_release, named_version, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
@@ -87,7 +87,7 @@ def _check_markers(path: Path, root: Path, project: str) -> None:
     Raises UsageError if nothing is there, SourceError if it is no folder or a marker is missing.
     """
     facts = projects()[project]
-    hint = f"name {spelled(project)}"
+    hint = f"name {describe_sources(project)}"
     if not root.exists():
         raise UsageError(f"{path}: no such directory", hint=hint)
     if not root.is_dir():

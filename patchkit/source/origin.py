@@ -26,7 +26,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, named_release
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import GitSource, commit_archive, parse_git
-from patchkit.source.project import projects, spelled
+from patchkit.source.project import describe_sources, projects
 from patchkit.source.releases import (
     Release,
     ReleaseFacts,
@@ -90,7 +90,7 @@ def find_origin(
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
-            hint=guess_release(spec, projects()) or f"name {spelled(project)}",
+            hint=guess_release(spec, projects()) or f"name {describe_sources(project)}",
         )
 
     check(origin.version)

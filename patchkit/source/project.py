@@ -76,7 +76,7 @@ def example(project: str) -> str:
     return projects()[project].example or f"{project}==X.Y.Z"
 
 
-def spelled(project: str) -> str:
+def describe_sources(project: str) -> str:
     """Return what an option for the sources of a project may name."""
     return projects()[project].spelling or _SPELLING.format(example(project))
 
@@ -115,8 +115,8 @@ def user_recipes() -> tuple[Path, ...]:
 @cache
 def projects() -> Mapping[str, Project]:
     """Return every project by name, in the order of their ranks."""
-    found = dict(_read_projects())
-    return dict(sorted(found.items(), key=lambda item: (item[1].rank, item[0])))
+    by_rank = sorted(_read_projects(), key=lambda item: (item[1].rank, item[0]))
+    return dict(by_rank)
 
 
 def _read_projects() -> Iterator[tuple[str, Project]]:
