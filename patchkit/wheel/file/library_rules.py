@@ -23,7 +23,10 @@ _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 
 @frozen
 class SharedLibraries:
-    """Libraries that a process must have once, and the projects whose wheels carry them."""
+    """Libraries of which a process may load one copy only, and the projects whose wheels hold them.
+
+    ``owners`` are patterns of project names, ``names`` are file names without version: ``libnccl``.
+    """
 
     owners: tuple[str, ...]
     names: frozenset[str]
@@ -31,7 +34,7 @@ class SharedLibraries:
 
 @frozen
 class LibraryNames:
-    """Names of libraries, or patterns of projects."""
+    """Names of libraries (``libcudart``), or patterns of project names (``nvidia-*``)."""
 
     names: frozenset[str]
 
@@ -41,7 +44,7 @@ class LibraryNames:
 
 @frozen
 class LibraryRules:
-    """The fields are described in the file."""
+    """The tables of ``recipes/wheel_rules.toml``, where comments describe each field."""
 
     shared: tuple[SharedLibraries, ...]
     closed: LibraryNames
@@ -53,7 +56,10 @@ class LibraryRules:
     compiled_against: LibraryNames
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
-        """Return who owns a library that a wheel of this project must not carry, None if it may."""
+        """Return the owners of a library that a wheel of ``project`` must not hold.
+
+        Return None if the wheel may hold it. ``member`` is the path of the library in the wheel.
+        """
         for shared in self._shared_of(member):
             if not any(fnmatchcase(project, owner) for owner in shared.owners):
                 return shared
@@ -61,7 +67,7 @@ class LibraryRules:
         return None
 
     def is_closed(self, project: str, member: str) -> bool:
-        """Check whether a library is NVIDIA's own, by its project or by its name."""
+        """Return whether a library is NVIDIA's own, judged by its wheel's project or its name."""
         if self.closed.cover(project):
             return True
 
@@ -76,7 +82,10 @@ class LibraryRules:
         return [shared for shared in self.shared if match["name"] in shared.names]
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
-        """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
+        """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13.
+
+        ``needed`` are the names of the libraries that it asks the loader for (DT_NEEDED).
+        """
         majors = set()
         for name in needed:
             match = _FILE.fullmatch(name)
@@ -86,7 +95,10 @@ class LibraryRules:
         return tuple(sorted(majors))
 
     def promised_glibc(self, tag: str) -> str:
-        """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
+        """Return the oldest glibc with which a tag promises to work: 2.28 for ``manylinux_2_28``.
+
+        Return "" for a tag without a promise, such as ``linux_aarch64``.
+        """
         versions = []
         for part in parse_tag(tag):
             if match := _PEP600.fullmatch(part.platform):
@@ -100,5 +112,5 @@ class LibraryRules:
 
 @cache
 def library_rules() -> LibraryRules:
-    """Load the rules that ship with patchkit, once."""
+    """Return the rules that ship with patchkit, which are read once."""
     return read_toml(LibraryRules, RECIPES / "wheel_rules.toml")

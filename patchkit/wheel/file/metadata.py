@@ -1,4 +1,4 @@
-"""Read the metadata of a wheel, and find contradictions to its name and its RECORD."""
+"""Read a wheel's metadata, and find what in it contradicts its file name or its RECORD."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
-# In .dist-info; PEP 427 gives them no digest.
+# Files of .dist-info that have no digest in RECORD (PEP 427).
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @frozen
 class WheelMetadata:
-    """Metadata of a wheel, which outlives the open file.
+    """Metadata of a wheel, which stays valid after the file is closed.
 
-    ``members`` are paths, ``sboms`` the paths of SBOMs, ``requires`` is Requires-Dist. ``facts``
-    are those of patchkit.json, empty if patchkit did not make the wheel. ``faults`` say what could
-    not be read.
+    ``members`` are the paths of all files, ``sboms`` those of SBOMs. ``requires`` is Requires-Dist.
+    ``facts`` are the contents of patchkit.json, empty if patchkit did not make the wheel.
+    ``faults`` are sentences about malformed parts.
     """
 
     name: WheelName
@@ -41,11 +41,11 @@ class WheelMetadata:
 
     @property
     def pins(self) -> dict[str, str]:
-        """Project → version, of requirements with ``==`` and without an extra."""
+        """Return project → version for each requirement with ``==`` that belongs to no extra."""
         pins: dict[str, str] = {}
         for requirement in self.requires:
             specifiers = list(requirement.specifier)
-            # Beside a second specifier == is no pin.
+            # A requirement with a second specifier, such as ==1.0,!=1.0.1, is no pin.
             if len(specifiers) != 1 or "extra" in str(requirement.marker or ""):
                 continue
 
@@ -58,13 +58,19 @@ class WheelMetadata:
 
     @property
     def decisive_pins(self) -> dict[str, str]:
-        """The pins that decide which wheels fit together."""
+        """Return the pins of the projects that ``wheel_rules.toml`` lists as decisive.
+
+        They decide which wheels fit together.
+        """
         rules = library_rules().pins
         return {name: pin for name, pin in self.pins.items() if rules.cover(name)}
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:
-    """Read the metadata of a wheel; malformed parts are among the faults, and no error."""
+    """Read the metadata of a wheel. A malformed part becomes a fault in the result, not an error.
+
+    Raises StorageError if the disk fails.
+    """
     faults: list[str] = []
 
     def tried(read: Callable[[], T], default: T) -> T:
@@ -80,7 +86,8 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
     home = tried(lambda: wheel.dist_info, "")
     headers = tried(lambda: wheel.message("METADATA"), Message())
     python = headers.get("Requires-Python", "")
-    tried(lambda: SpecifierSet(python), SpecifierSet())  # for its fault alone
+    # Only to note a fault if Requires-Python is malformed.
+    tried(lambda: SpecifierSet(python), SpecifierSet())
 
     requires = []
     for line in headers.get_all("Requires-Dist", []):
@@ -106,9 +113,10 @@ def _without_path(error: SourceError, path: Path) -> str:
 
 
 def find_faults(path: Path) -> Iterator[str]:
-    """Yield a sentence for each thing in a wheel that its name or its RECORD contradicts.
+    """Yield a sentence for each contradiction between a wheel, its file name and its RECORD.
 
-    A damaged wheel gives one such sentence, too. Raises StorageError if the disk fails.
+    If the wheel is damaged, a sentence says so and is the last one. Raises StorageError if the disk
+    fails.
     """
     try:
         with WheelFile(path) as wheel:
@@ -127,7 +135,7 @@ def _check_identity(wheel: WheelFile) -> Iterator[str]:
         yield f"METADATA is of {project} {version}, not {name.pinned}"
 
     tags = wheel.message("WHEEL").get_all("Tag", [])
-    # WHEEL lists tags one by one, a file name may join them: py2.py3-none-any (PEP 425).
+    # WHEEL lists single tags. A file name may join several: py2.py3-none-any (PEP 425).
     if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
         yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
 

@@ -1,6 +1,7 @@
-"""Describe a wheel that was made here: facts, the version that is a digest of them, and the SBOM.
+"""Describe a wheel that patchkit made: its facts as JSON, the label of its version, its SBOM.
 
-The SBOM is CycloneDX, in .dist-info/sboms (PEP 770).
+The label is a digest of what decides about the wheel. The SBOM is CycloneDX and lies in
+.dist-info/sboms (PEP 770).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from patchkit.wheel.file.wheelfile import Facts
 
 _GITHUB = re.compile(r"https://github\.com/([^/@]+/[^/@]+?)(?:\.git)?@([0-9a-f]{40})")
 CUDA_LICENSE = "NVIDIA CUDA Toolkit EULA"
-"""A name: SPDX has no identifier for it."""
+"""The name of a license for which SPDX has no identifier."""
 
 JsonObject = dict[str, Any]
 
@@ -27,23 +28,27 @@ _SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
 
 def as_text(value: object) -> str:
-    """Return JSON as wheels hold it: sorted, so that equal facts are equal bytes."""
+    """Return a value as JSON for a file of a wheel; keys are sorted, for reproducible bytes."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def digest_label(*texts: str) -> str:
-    """Return ten hex digits for a local version: of all the texts that decide."""
+    """Return a label for a local version: the first ten hex digits of the digest of all texts.
+
+    If they are decimal digits only, the first is replaced by ``a``.
+    """
     short = digest("\0".join(texts))[:10]
-    # A segment of digits alone is a number to PEP 440, and would lose its leading zeros.
+    # PEP 440 reads a segment of decimal digits as a number and drops leading zeros.
     return short if not short.isdigit() else f"a{short[1:]}"
 
 
 def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObject:
-    """Make CycloneDX 1.6 for a wheel of an upstream project from the facts in ``patchkit.json``.
+    """Return the SBOM (CycloneDX 1.6) of an upstream project's wheel, from its ``patchkit.json``.
 
-    ``steps`` come from the plan (``Plan.steps``). The pedigree names upstream's release (an sdist,
-    or for a repack a wheel), and each patch with the symptom that it resolves. A build's SBOM also
-    names the compiled sources, the libraries they were compiled against, and the tools.
+    ``steps`` are ``Plan.steps``: each verdict with the texts that it changed. The pedigree names
+    upstream's release (the sdist, or the wheel that was repacked), and each patch with the symptom
+    that it resolves. The SBOM of a build also names the compiled sources, the libraries they were
+    compiled against, and the tools.
     """
     project = facts["project"]
     purl = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
@@ -74,7 +79,7 @@ def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObje
 
 
 def _describe_ancestor(facts: Facts) -> JsonObject:
-    """Describe the sdist or the wheel that upstream released."""
+    """Describe the sdist or wheel of upstream from which this wheel was made."""
     project = facts["project"]
     version = facts["version"]
     purl = f"pkg:pypi/{project}@{quote(version)}"
@@ -113,14 +118,18 @@ def _describe_native(name: str, digests: Iterable[str]) -> JsonObject:
 
 
 def _describe_source(option: str, identity: str, spdx: str | None) -> JsonObject:
-    """Describe code of another project in the wheel; a commit on GitHub has a package URL."""
+    """Describe code of another project that is in the wheel.
+
+    ``option`` is the project's name in options of ``patchkit build``: ``flash-attn``. ``identity``
+    says where the code is from; a commit on GitHub also gets a package URL.
+    """
     source: JsonObject = {
         "bom-ref": f"patchkit:{option}",
         "type": "library",
         "name": option,
     }
     if commit := _GITHUB.match(identity):
-        # The package-url specification has GitHub's names in lower case.
+        # The package-url specification wants GitHub's names in lower case.
         purl = f"pkg:github/{commit[1].lower()}@{commit[2]}"
         source |= {"bom-ref": purl, "version": commit[2], "purl": purl}
     if spdx:
@@ -133,7 +142,7 @@ def _describe_source(option: str, identity: str, spdx: str | None) -> JsonObject
 
 
 def _linked_components(facts: Facts) -> Iterator[JsonObject]:
-    """Yield the libraries that were compiled against, and are not in the wheel."""
+    """Yield the libraries that the wheel was compiled against but does not hold."""
     role = _properties([("role", "compiled against")])
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
     yield _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
@@ -145,12 +154,12 @@ def _linked_components(facts: Facts) -> Iterator[JsonObject]:
 
 
 def nccl_sbom(facts: Facts) -> JsonObject:
-    """Make CycloneDX 1.6 for a libnccl wheel from the facts in ``patchkit.json``.
+    """Return the SBOM (CycloneDX 1.6) of a libnccl wheel, from the facts in ``patchkit.json``.
 
-    No serial number and no time stamp: the same build has the same SBOM.
+    It has no serial number and no time stamp, so that equal builds have equal SBOMs.
     """
     cuda = facts["cuda"]
-    # A plus sign is no character of a version in a package URL.
+    # In a package URL, the plus sign of a version must be quoted.
     purl = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
     subject = _make_component(purl, "nvidia-nccl-cu13", facts["wheel"])
     tools = {"patchkit": facts["patchkit"], "nvcc": cuda, "g++": facts["compiler"]}
@@ -171,7 +180,7 @@ def _make_document(
     tools: Mapping[str, str],
     components: Sequence[JsonObject],
 ) -> JsonObject:
-    """Make the whole, with the components that the subject depends on."""
+    """Return the CycloneDX document of ``subject``, which depends on ``components``."""
     programs = [
         {"type": "application", "name": name, "version": version}
         for name, version in tools.items()
@@ -199,7 +208,10 @@ def _make_component(
     version: str,
     terms: str = "",
 ) -> JsonObject:
-    """Make a library that has a package URL; ``terms`` are an SPDX expression, or a name."""
+    """Return the component of a library with a package URL.
+
+    ``terms`` is its license: an SPDX expression, CUDA_LICENSE, or "" if none is stated.
+    """
     component: JsonObject = {
         "bom-ref": purl,
         "type": "library",
@@ -215,7 +227,7 @@ def _make_component(
 
 
 def _fix_properties(facts: Facts, names: Iterable[str]) -> JsonObject:
-    """Return facts of these names, the fixes, and the user's patches."""
+    """Return as properties: the named facts, the fixes, and the user's patches."""
     pairs = [(name, facts[name]) for name in names]
     pairs += [("fix", fix) for fix in facts["fixes"]]
     for patch in facts.get("patches", ()):

@@ -19,8 +19,8 @@ from patchkit.frozen import frozen
 from patchkit.process import ask
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
-_LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
-_NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")  # nvidia-nccl-cu13
+_LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # the label of 2.11.0+cu130
+_NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")  # a project: nvidia-nccl-cu13
 _CUDA = ("nvidia-", "cuda-")
 _ASK = """\
 import torch
@@ -30,10 +30,10 @@ answer = {"version": str(torch.__version__), "cuda": torch.version.cuda or ""}
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """The torch of a wheel.
+    """The torch that a wheel holds.
 
-    ``cuda`` is the major version, 0 if the wheel does not say it; None means for CPUs alone.
-    ``seen`` is the evidence, in words.
+    ``cuda`` is the major version of its CUDA, 0 if it is for CUDA but tells no version, None if it
+    is for CPUs alone. ``seen`` is the evidence, in words.
     """
 
     version: Version
@@ -46,10 +46,11 @@ def torch_of(
     requires: Iterable[str],
     members: Collection[str] | None = None,
 ) -> Torch:
-    """Tell the kind of a torch from the requirements that hold on its machine.
+    """Return whether a torch is for CUDA, and for which, judged by its wheel.
 
-    ``members`` are the paths in its wheel, where that is at hand. Wheels for CUDA require NVIDIA's
-    libraries, or have them inside and say so in their local version.
+    ``requires`` are the requirements whose markers hold on the machine. ``members`` are the paths
+    in the wheel, or None if the wheel is not at hand: then a wheel is for CUDA if it requires
+    NVIDIA's libraries, or if its local version names a CUDA (the wheel holds the libraries then).
     """
     names = [
         canonicalize_name(Requirement(requirement).name) for requirement in requires
@@ -70,7 +71,10 @@ def torch_of(
 
 
 def _named_cuda(version: Version, names: Iterable[str]) -> int:
-    """Return the CUDA that a label or the name of a required package tells, 0 if none does."""
+    """Return the major version of CUDA in the label of a version, or else in required projects.
+
+    Return 0 if neither names one.
+    """
     if label := _LABEL.match(version.local or ""):
         return int(label["major"])
 
@@ -83,7 +87,7 @@ _REINSTALL = "remove {} and run again, if patchkit made it; else install torch a
 
 @frozen
 class InstalledTorch:
-    """The torch of a Python: ``2.11.0+cu130`` and ``13.0``, or "" without CUDA."""
+    """The torch that a Python imports: version ``2.11.0+cu130``, CUDA ``13.0`` ("" for none)."""
 
     python: Path
     version: str
@@ -103,8 +107,11 @@ def installed_torch(python: Path) -> InstalledTorch:
 
 
 def require_torch(torch: InstalledTorch, version: str, cuda: str) -> None:
-    """Raise BuildError unless it is this release, with that CUDA or a later one of its major."""
-    # The label says which index it is from, and torch itself says its CUDA.
+    """Raise BuildError unless a torch is the release ``version`` and has a CUDA that fits.
+
+    A CUDA fits if it has the major version of ``cuda`` and is not older.
+    """
+    # The label (+cu130) is left out: torch.cuda tells the CUDA.
     is_release = torch.version.partition("+")[0] == version
     is_major = torch.cuda.partition(".")[0] == cuda.partition(".")[0]
     if is_release and is_major and Version(torch.cuda) >= Version(cuda):

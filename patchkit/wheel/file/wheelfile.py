@@ -1,8 +1,8 @@
-"""Open a wheel, once: its name, members, metadata, and the libraries in it one at a time.
+"""Open a wheel, and read its name, its members, its metadata and its libraries.
 
-Opening checks what a hostile wheel could do: names that lead out of it, two members of one name or
-with the same bytes, sizes that explode. Everything is then read through the one open file, so that
-what was checked is what is used, whatever becomes of the path.
+When a wheel is opened, its list of members is checked for what a hostile wheel could do: paths that
+lead out of it, two members of one name or with the same bytes, sizes that explode. All reading then
+uses the same open file: if another file takes its path, what was checked is still what is read.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ from patchkit.frozen import frozen
 
 T = TypeVar("T")
 FACTS = "patchkit.json"
-"""The file in .dist-info that holds the facts."""
+"""Name of the file in .dist-info that holds the facts."""
 
 Facts = dict[str, Any]
-"""JSON in which patchkit states how it made the wheel."""
+"""A JSON object in which patchkit states how it made the wheel."""
 
 _FACTS_PATH = re.compile(rf"[^/]*\.dist-info/{re.escape(FACTS)}")
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
-# ET_EXEC, ET_DYN, EM_CUDA
+# In elf.h: ET_EXEC, ET_DYN (e_type), EM_CUDA (e_machine).
 _PROGRAM = 2
 _SHARED = 3
 _CUDA = 190
-# Of a member: the mark, and the sizes of name and extra field.
+# Header of a member in a zip file: its mark, and the sizes of name and extra field.
 _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_MARK = b"PK\3\4"
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MOST_MEMBERS = 100_000  # torch has 14,000
-# Libraries shrink to a third or a tenth; deflate's limit is a thousandth.
+# How many times larger than the wheel its members may be: compressed libraries have a third to a
+# tenth of their size, and deflate can reach a thousandth.
 _MOST_GROWTH = 100
-_FREE_GROWTH = 1 << 26  # bytes that any wheel may have besides
+_FREE_GROWTH = 1 << 26  # bytes that are allowed in addition, for small wheels
 # Bytes; the largest text of vLLM, a script of its web pages, has 1.5 million.
 _MOST_TEXT = 1 << 26
-_CHUNK = 1 << 18  # what zlib leaves over of a larger one is copied again and again
+_CHUNK = 1 << 18  # bytes; of a larger chunk, zlib would copy the unread rest many times
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -81,17 +82,18 @@ _DAMAGE = (
 
 
 class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
-    """A wheel that is open for reading and was built to do no harm; use it in a ``with``.
+    """A wheel that is open for reading and has passed the checks; use it in a ``with``.
 
-    ``members`` are its files in the order of the archive, by path; ``size`` is in bytes. Every
-    method raises SourceError for a damaged wheel and StorageError if the disk fails.
+    ``members`` maps the path of each file to its header, in the order of the archive. ``size`` is
+    in bytes. Every method raises SourceError for a damaged wheel and StorageError if the disk
+    fails.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open and check. Raises SourceError if it is no wheel for Linux, damaged, or hostile."""
+        """Open and check a wheel. Raises SourceError if it is not for Linux, damaged or hostile."""
         self.path = path
         self.name = wheel_name(path.name)
-        # Closes what is open if the checks fail; pop_all hands it over to __exit__ if not.
+        # If a check fails, `opened` closes the files. Else pop_all leaves them open for __exit__.
         with contextlib.ExitStack() as opened, self._reading():
             self._stream = opened.enter_context(path.open("rb"))
             self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
@@ -110,7 +112,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         places = set()
         starts = set()
         for info in infos:
-            # As a path: a/b and a//b are two names of one file.
+            # Compared as paths, since a/b and a//b are two names of one file.
             place = PurePosixPath(info.filename)
             if place.is_absolute() or ".." in place.parts or "\\" in info.filename:
                 raise self._hostile(info, "leads out of the wheel")
@@ -120,7 +122,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 )
             places.add(place)
 
-            # Zip bombs do that: many members, each of them the same few bytes.
+            # A kind of zip bomb: many members that all unpack the same few bytes.
             if info.header_offset in starts:
                 raise self._hostile(info, "has the same bytes as another one")
             starts.add(info.header_offset)
@@ -139,14 +141,18 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the file as hex."""
+        """Return the sha256 of the wheel in hex."""
         with self._reading():
             self._stream.seek(0)
             return hashlib.file_digest(self._stream, "sha256").hexdigest()
 
     @cached_property
     def dist_info(self) -> str:
-        """The one .dist-info folder. Raises SourceError unless it is of the name and version."""
+        """Return the name of the only .dist-info folder.
+
+        Raises SourceError unless there is exactly one, and it has the project and the version of
+        the file name.
+        """
         homes = {
             path.partition("/")[0] for path in self.members if ".dist-info/" in path
         }
@@ -163,7 +169,10 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
     @cached_property
     def facts(self) -> Facts:
-        """Contents of patchkit.json; empty if patchkit did not make the wheel."""
+        """Return the contents of patchkit.json; empty if patchkit did not make the wheel.
+
+        Raises SourceError if the file is not a JSON object.
+        """
         paths = [path for path in self.members if _FACTS_PATH.fullmatch(path)]
         if len(paths) != 1:
             return {}
@@ -180,7 +189,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         return facts
 
     def is_of(self, project: str, version: str) -> bool:
-        """Compare a project and a version, in any spelling, with the file name."""
+        """Return whether a project and a version, in any spelling, are those of the file name."""
         versions = {
             canonicalize_version(spelling, strip_trailing_zero=True)
             for spelling in (version, self.name.version)
@@ -188,11 +197,11 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         return canonicalize_name(project) == self.name.project and len(versions) == 1
 
     def message(self, name: str) -> Message:
-        """Read a file of the .dist-info folder that is a list of fields: METADATA or WHEEL."""
+        """Read METADATA or WHEEL, files of the .dist-info folder that are lists of fields."""
         return HeaderParser().parsestr(self.text(f"{self.dist_info}/{name}"))
 
     def record(self, path: str) -> dict[str, tuple[str, str]]:
-        """Read a RECORD: path → digest (``sha256=…``) and size, as they are written."""
+        """Read a RECORD and return path → (digest, size), as texts: ``sha256=…`` and bytes."""
         table = io.StringIO(self.text(path), newline="")
         with self._reading():
             rows = [[*row, "", ""] for row in csv.reader(table) if row]
@@ -204,7 +213,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             return data.decode()
 
     def read(self, path: str) -> bytes:
-        """Read a member that is no library. Raises SourceError if it is missing or too large."""
+        """Read a small member whole. Raises SourceError if it is missing or larger than 64 MiB."""
         info = self.members.get(path)
         if info is None:
             raise SourceError(
@@ -218,7 +227,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             return self._archive.read(info)
 
     def texts(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the path and contents of each member that no machine loads."""
+        """Yield the path and contents of each member that is neither a library nor a program."""
         for path in self.members:
             if not self._is_program(path):
                 yield path, self.read(path)
@@ -230,8 +239,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
     ) -> list[T]:
         """Return the result of ``read(path, contents)`` for each ELF library and program.
 
-        ``only`` are the paths to look at. Several members are unpacked at once, since that takes
-        most of the time; no file gets a name from the wheel.
+        ``only`` limits this to some paths. Unpacking takes most of the time, so several members are
+        unpacked at once, each into a temporary file without a name.
         """
 
         def unpack_member(path: str) -> T:
@@ -244,27 +253,34 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             return list(pool.map(unpack_member, filter(self._is_program, paths)))
 
     def unpacked(self, path: str) -> Iterator[bytes]:
-        """Yield the contents of a member piece by piece, whatever its size."""
+        """Yield the decompressed contents of a member in pieces, for members of any size."""
         with self._reading(), self._archive.open(self.members[path]) as member:
             while chunk := member.read(_CHUNK):
                 yield chunk
 
     def copy_member(self, path: str, dest: Path) -> Path:
-        """Write a member as the file ``dest``, and return that; folders are made."""
+        """Write a member to the file ``dest``, make its folders, and return ``dest``."""
         dest.parent.mkdir(parents=True, exist_ok=True)
         with dest.open("wb") as sink:
             sink.writelines(self.unpacked(path))
         return dest
 
     def extract(self, paths: Iterable[str], folder: Path) -> dict[str, Path]:
-        """Write some members below a folder, each in one of its own; return their files by path."""
+        """Write some members below ``folder`` and return member path → file.
+
+        Each member gets its own numbered folder, so that members of one file name do not collide.
+        """
         return {
             path: self.copy_member(path, folder / str(number) / Path(path).name)
             for number, path in enumerate(paths)
         }
 
     def stored(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a member as they lie in the archive, compressed or not."""
+        """Yield the bytes of a member as the archive stores them: compressed ones stay compressed.
+
+        Raises SourceError if the member is encrypted, cut off, or not where the archive's list of
+        members says.
+        """
         info = self.members[path]
         with self._reading():
             if info.flag_bits & _ENCRYPTED:
@@ -278,7 +294,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                     f"{path} is not where the list of members says",
                 )
 
-            # The member's own header may be longer or shorter than the one in the directory.
+            # Name and extra field are measured here, since the archive's list of members may have
+            # an extra field of another size.
             position = info.header_offset + _LOCAL.size + name + extra
             end = position + info.compress_size
             while position < end:
@@ -290,7 +307,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 yield chunk
 
     def _is_program(self, path: str) -> bool:
-        """Check whether a member begins like a library or a program for a CPU."""
+        """Return whether a member begins like an ELF library or program for a CPU."""
         with self._reading(), self._archive.open(self.members[path]) as member:
             head = member.read(_HEAD.size)
 
@@ -308,11 +325,15 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turn errors of zipfile that damage causes into an error that names the wheel."""
+        """Turn the errors that zipfile raises for damage into a SourceError that names the wheel.
+
+        An error of the disk becomes a StorageError.
+        """
         try:
             yield
         except _DAMAGE as error:
-            # Decompressors, and positions that damage made up, raise an OSError, too.
+            # Damage can raise an OSError, too: without an errno from a decompressor, EINVAL for a
+            # position that cannot exist.
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise StorageError(
                     f"cannot unpack {self.path}: {error}",
@@ -324,7 +345,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
 
 def record_digest(chunks: Iterable[bytes]) -> str:
-    """Return the digest of some contents as RECORD writes it: ``sha256=…``."""
+    """Return the digest of contents as RECORD writes it: ``sha256=`` and base64 without ``=``."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -340,8 +361,8 @@ _LINUX = re.compile(r"(?:(?:many|musl)?linux(?:\d+|_\d+_\d+)?)_(?P<cpu>[a-z]\w*)
 class WheelName:
     """The parts of a wheel's file name.
 
-    ``tag`` is ``python-abi-platform`` as written; ``cpus`` are named as by ``platform.machine()``,
-    or ``any``.
+    ``tag`` is ``python-abi-platform`` as written. ``cpus`` are the CPUs that it is for, in the
+    spelling of ``platform.machine()``; ``any`` stands for all.
     """
 
     filename: str
@@ -356,7 +377,10 @@ class WheelName:
 
 
 def wheel_name(filename: str) -> WheelName:
-    """Parse a file name. Raises SourceError unless it names a wheel for Linux or any platform."""
+    """Parse the file name of a wheel.
+
+    Raises SourceError unless it is the name of a wheel for Linux or for any platform.
+    """
     try:
         if not _CHARACTERS.fullmatch(filename):
             raise InvalidWheelFilename(
@@ -378,7 +402,7 @@ def wheel_name(filename: str) -> WheelName:
         else:
             raise SourceError(f"{filename}: is for {tag.platform}, not for Linux")
 
-    # From the right: a build tag may stand between version and tag (PEP 427).
+    # Split from the right, since a build number may stand between version and tag (PEP 427).
     parts = filename.removesuffix(".whl").rsplit("-", 3)
     return WheelName(
         filename=filename,

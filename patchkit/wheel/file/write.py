@@ -1,7 +1,7 @@
-"""Write a wheel so that equal contents are equal bytes: sorted, dated 1980, with a new RECORD.
+"""Write a wheel so that equal contents give equal bytes: sorted, dated 1980, with a new RECORD.
 
-Nothing is compressed here: that would take minutes, and a deflated byte depends on the version of
-zlib. Unchanged members of another wheel are copied as they are stored there.
+Nothing is compressed: that would take minutes, and its result depends on the version of zlib.
+Unchanged members of another wheel are copied as they are stored there, compressed or not.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from patchkit.source.archive import Progress
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
 EPOCH = 315532800
-"""SOURCE_DATE_EPOCH of every build: 1980-01-01, the earliest time that a zip can hold."""
+"""SOURCE_DATE_EPOCH of every build: 1980-01-01, the earliest time that a zip file can hold."""
 
-_UNIX = 3  # who wrote it: the upper half of the external attributes is st_mode then
+# create_system of a zip member: with this value, the upper 16 bits of external_attr are st_mode.
+_UNIX = 3
 _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A member to write: its header, its bytes as they are stored, and its row of RECORD."""
+    """A member to write: header, stored bytes, and digest and size for its row of RECORD."""
 
     info: zipfile.ZipInfo
     chunks: Callable[[], Iterable[bytes]]
@@ -47,9 +48,10 @@ def seal_wheel(
 ) -> Path:
     """Write a freshly built wheel anew into ``folder``, with one platform tag; return its path.
 
-    ``added`` are texts that go into its .dist-info, by their path there; METADATA names those in
-    ``licenses/``. Members that are ``replaced`` get these bytes. Members are stored: most of a
-    library is compressed already. Raises SourceError for a damaged wheel.
+    ``added`` maps a path below .dist-info to the text of a new file; files in ``licenses/`` are
+    also named in METADATA. ``replaced`` maps a member's path to its new bytes. All members are
+    stored without compression, since most of a library is compressed already. Raises SourceError
+    for a damaged wheel.
     """
     name, version, *_, interpreter, abi, _platform = raw.stem.split("-")
     home = f"{name}-{version}.dist-info"
@@ -73,7 +75,10 @@ def seal_wheel(
 
 
 def _add_licenses(metadata: bytes, licenses: Iterable[str]) -> bytes:
-    """Name the files (PEP 639), behind the other fields and in front of the description."""
+    """Return METADATA with a License-File field (PEP 639) for each path.
+
+    The fields go behind the other fields, in front of the description.
+    """
     head, gap, body = metadata.rstrip(b"\n").partition(b"\n\n")
     fields = "".join(f"\nLicense-File: {path}" for path in sorted(licenses))
     return head + fields.encode() + gap + body + b"\n"
@@ -89,12 +94,14 @@ def rewrite_wheel(
     *,
     unpack: bool = False,
 ) -> None:
-    """Write ``source`` anew as ``dest``, with ``changed`` in the place of its members or added.
+    """Write the wheel ``source`` anew as ``dest``, with some members replaced, added or left out.
 
-    ``home`` is the .dist-info folder before and after; the paths of ``changed`` are those after.
-    Members that are ``dropped`` leave. Other members keep their bytes and their row of RECORD; with
-    ``unpack`` they are stored without compression, and get a new row. Raises SourceError if the
-    wheel is damaged or its RECORD does not name a member.
+    ``home`` is the name of the .dist-info folder in ``source`` and in ``dest``. ``changed`` maps
+    paths in ``dest`` to new contents. ``dropped`` are paths in ``source`` that are left out. All
+    other members keep their stored bytes and their row of RECORD; with ``unpack`` they are stored
+    without compression and get a new row. ``progress`` is called with bytes written and in all.
+    Raises SourceError if the wheel is damaged, or, without ``unpack``, if its RECORD has no digest
+    of a member.
     """
     old_home, new_home = home
     old_record = f"{old_home}/RECORD"
@@ -119,7 +126,7 @@ def rewrite_wheel(
             attributes = members[path].info.external_attr
         members[path] = _new_member(path, data, attributes)
 
-    # .dist-info last, as the specification recommends, and RECORD after all of it.
+    # .dist-info comes last, as the specification recommends, and RECORD at its end.
     paths = sorted(path for path in members if not path.startswith(f"{new_home}/"))
     paths += sorted(members.keys() - paths)
     ordered = [members[path] for path in paths]
@@ -134,7 +141,7 @@ def _make_record(path: str, members: Iterable[_Member]) -> _Member:
     for member in members:
         writer.writerow((member.info.filename, *member.row))
 
-    # RECORD has neither digest nor size of itself.
+    # The row of RECORD itself has neither digest nor size.
     writer.writerow((path, "", ""))
     return _new_member(path, table.getvalue().encode())
 
@@ -143,7 +150,8 @@ def _write_archive(dest: Path, members: Sequence[_Member], progress: Progress) -
     done = 0
     total = sum(member.info.compress_size for member in members)
     with dest.open("wb") as sink, zipfile.ZipFile(sink, "w") as archive:
-        # zipfile cannot copy what is stored; from this list it writes the directory at the end.
+        # zipfile has no method that copies stored bytes. So each member is written here, and added
+        # to `filelist`: from that list, close() writes the archive's directory at `start_dir`.
         for member in members:
             member.info.header_offset = sink.tell()
             sink.write(member.info.FileHeader())
@@ -169,7 +177,11 @@ def _old_member(
     new_path: str,
     row: tuple[str, str] | None,
 ) -> _Member:
-    """Take over a member as it is stored with its row of RECORD; without a row, unpack it."""
+    """Return a member that is copied from ``source`` as it is stored, with its row of RECORD.
+
+    Without a row, the member is unpacked and gets a new row. Raises SourceError if the row has no
+    digest.
+    """
     old = source.members[path]
     info = _describe_member(new_path, old.file_size, old.CRC, old.external_attr)
     if row is None:
@@ -195,8 +207,11 @@ def _describe_member(
     crc: int,
     attributes: int,
 ) -> zipfile.ZipInfo:
-    """Return the header of a member that is not compressed; only its executable bit counts."""
-    info = zipfile.ZipInfo(path)  # of 1980
+    """Return the header of a member that is stored without compression.
+
+    Of its ``attributes``, only the executable bit is kept: the mode is 0755 or 0644.
+    """
+    info = zipfile.ZipInfo(path)  # its default date is 1980-01-01
     info.file_size = size
     info.compress_size = size
     info.CRC = crc
