@@ -1,1 +1,1 @@
-"""Keep the folder of finished wheels: contents, manifest, signature, checks; fill it by uv."""
+"""Keep the folder of finished wheels: contents, manifest, checks; fill it with dependencies."""

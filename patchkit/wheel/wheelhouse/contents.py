@@ -1,4 +1,4 @@
-"""Add wheels to a wheelhouse: each wheel is listed, each listed wheel is there."""
+"""Add wheels to a wheelhouse, and keep its manifest equal to the wheels in the folder."""
 
 from __future__ import annotations
 
@@ -31,17 +31,25 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 FILLING = ".filling"
-"""The folder in which a fill collects what it downloads; the next one goes on from there."""
+"""The folder in which a fill collects downloads; after an interruption, the next fill continues."""
 
 
 def load_manifest(house: Path) -> Manifest:
-    """Read the manifest. Raises SourceError, StorageError, BusyError."""
+    """Read the manifest under the wheelhouse's lock.
+
+    Raises SourceError if it cannot be read, HashMismatchError if it is a link, StorageError if a
+    change of the wheelhouse is unfinished, BusyError if somebody else holds it, and UsageError if
+    there is no such folder.
+    """
     with open_for_reading(house):
         return listed_manifest(house)
 
 
 def read_settled(house: Path) -> Manifest:
-    """Finish or undo a change that was cut short, then read the manifest; no wheel is a link."""
+    """Recover an unfinished change, then read the manifest.
+
+    Raises as ``load_manifest`` does, and HashMismatchError if a wheel is a link or a folder.
+    """
     with hold_wheelhouse(house):
         wheelhouse_journal(house).recover()
         for path in house.glob("*.whl"):
@@ -50,7 +58,10 @@ def read_settled(house: Path) -> Manifest:
 
 
 def check_folder(house: Path) -> None:
-    """Raise StorageError unless wheels can be written there; nothing is written to find out."""
+    """Raise StorageError unless wheels can be written into a folder, which need not exist yet.
+
+    Nothing is written to find out.
+    """
     places = (house, *house.absolute().parents)
     nearest = next(path for path in places if path.exists())
 
@@ -63,20 +74,20 @@ def check_folder(house: Path) -> None:
 
 
 def _write_obstacle(path: Path) -> str:
-    """Return why nothing can be written into a folder, "" if it can."""
+    """Return what keeps a folder from being written to, "" if nothing does."""
     if not path.is_dir():
         return "a file"
     if not os.access(path, os.W_OK):
         return "read-only"
-    # Root may write into /proc and /sys, which hold no blocks.
+    # os.access lets root write into /proc and /sys; such file systems have no blocks.
     return "" if os.statvfs(path).f_blocks else "not on a disk"
 
 
 def check_room(house: Path, filename: str) -> tuple[str, ...]:
-    """Return the wheels that a wheel of this name would replace; ask before a long build.
+    """Return the names of the wheels that a wheel called ``filename`` would replace.
 
-    Raises UsageError if it cannot be held beside what is there, StorageError if nothing can be
-    written there.
+    A build calls this before its long work. Raises UsageError if the wheel cannot be added because
+    of another one, StorageError if nothing can be written into the folder.
     """
     check_folder(house)
     return _find_outdated(house, wheel_name(filename))
@@ -89,11 +100,12 @@ def add_wheel(
     *,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Path:
-    """Put a finished wheel into the wheelhouse, with the facts of its builder (JSON).
+    """Put a finished wheel into the wheelhouse and the manifest; return its path there.
 
-    An older build of the same version gives way, which ``say`` reports. Raises UsageError if the
-    wheel cannot be held beside another one, SourceError if it is damaged, StorageError for I/O,
-    BusyError if somebody else writes for a minute.
+    ``facts`` are what the builder states about it (JSON). An older build of the same version, and a
+    dependency of the same project, are replaced; ``say`` is called with a line for each. Raises
+    UsageError if the wheel cannot be added because of another one, SourceError if it is damaged,
+    StorageError for I/O, BusyError if another process keeps the folder locked for a minute.
     """
     name = wheel_name(wheel.name)
     with open_for_writing(house):
@@ -102,7 +114,7 @@ def add_wheel(
         leaving = {*outdated, name.filename}
         staying = [entry for entry in listed.wheels if entry.filename not in leaving]
 
-        # The copy is checked and committed: the named file may change in between.
+        # What is checked and committed is a copy, since the original may change in between.
         with stage_copy(house, wheel) as copy:
             _require_whole(wheel, copy)
             fresh = ManifestEntry(
@@ -134,15 +146,15 @@ def replace_dependencies(
     fresh: Collection[ManifestEntry],
     sources: Collection[Path],
 ) -> None:
-    """Replace the dependencies that are there by these, all or nothing.
+    """Replace the dependencies of a wheelhouse by ``fresh`` ones, all or nothing.
 
-    ``fresh`` were resolved for what was built ``before``, and its overrides; ``sources`` are the
-    files of those that are held and not in the folder yet, on the same file system. Raises
-    BusyError if something else was built or overridden since.
+    ``before`` is the manifest for whose built wheels and overrides they were resolved. ``sources``
+    are the files that are not in the folder yet, on the same file system. Raises BusyError if a
+    built wheel or an override changed since ``before``.
     """
     with open_for_writing(house):
         listed = listed_manifest(house)
-        # Resolving takes long and does not hold the wheelhouse, so that others can build.
+        # Resolving takes long and leaves the wheelhouse unlocked, so a build may have changed it.
         if _decisions(listed) != _decisions(before):
             raise BusyError(
                 f"{house}: its wheels changed while their dependencies were resolved",
@@ -158,27 +170,31 @@ def replace_dependencies(
 
 
 def _decisions(manifest: Manifest) -> set[object]:
-    """Return what decides about dependencies: the overrides, and the wheels that were built."""
+    """Return what decides which dependencies are needed: the overrides and the built wheels."""
     built = {(entry.filename, entry.sha256) for entry in manifest.built}
     return {*manifest.overrides, *built}
 
 
 def known_wheels(house: Path) -> list[WheelName]:
-    """Return every wheel that is listed or in the folder."""
+    """Return the name of every wheel that is listed or in the folder."""
     listed = [entry.name for entry in listed_manifest(house).wheels]
     names = [*listed, *wheels_there(house)]
     return list({name.filename: name for name in names}.values())
 
 
 def wheels_there(house: Path) -> Iterator[WheelName]:
-    """Yield every wheel in the folder, listed or not, that is named as one."""
+    """Yield the name of every wheel in the folder, listed or not; skip a malformed name."""
     for path in sorted(house.glob("*.whl")):
         with contextlib.suppress(SourceError):
             yield wheel_name(path.name)
 
 
 def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
-    """Return the wheels that a new one replaces. Raises UsageError for one that it does not."""
+    """Return the file names of the wheels that a new wheel replaces.
+
+    Dependencies and older builds are replaced. Raises UsageError if another wheel of the same
+    project and CPU is in the way.
+    """
     dependencies = _dependencies(listed_manifest(house))
     outdated = []
 
@@ -214,7 +230,7 @@ def _is_older_build(new: WheelName, old: WheelName) -> bool:
 
 
 def _rivalry(new: WheelName, old: WheelName) -> str:
-    """Return why a wheelhouse cannot hold both."""
+    """Return in words why a wheelhouse cannot hold both wheels."""
     if new.version.public != old.version.public:
         return "two versions of one project"
 

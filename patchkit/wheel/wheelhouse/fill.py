@@ -1,4 +1,4 @@
-"""Fill a wheelhouse with all dependencies of its wheels, so that every node installs the same."""
+"""Fill a wheelhouse with all dependencies of its wheels, so that all nodes install equal ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,11 @@ _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 @frozen
 class Filled:
-    """The result of a fill: dependencies, names of new and of removed files, torch, manifest."""
+    """The result of a fill.
+
+    ``new`` and ``gone`` are file names of dependencies that were not there before, and that are no
+    longer there. ``torch`` is None if no torch is among the dependencies.
+    """
 
     dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
@@ -82,8 +86,9 @@ class Filled:
 def node_platform(house: Path, python: str | None) -> NodePlatform:
     """Return the platform for which the dependencies of the built wheels are resolved.
 
-    ``python`` is a version that the user names, or None. Raises UsageError if the wheelhouse holds
-    no built wheel, wheels for several CPUs, or ``python`` is no version.
+    ``python`` is the version that the user wants, or None for that of the device. Raises UsageError
+    if the wheelhouse holds no built wheel, or wheels for no CPU or several, or if ``python`` is no
+    version.
     """
     built = read_settled(house).built
     if not built:
@@ -119,7 +124,7 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
 
 
 def _find_devices(built: Sequence[ManifestEntry]) -> list[Target]:
-    """Return the known devices that the facts of the wheels name."""
+    """Return the device that each wheel's facts name; leave out names that are not in the table."""
     names = [str(entry.facts.get("target")) for entry in built]
     return [targets()[name] for name in names if name in targets()]
 
@@ -139,8 +144,9 @@ def fill_wheelhouse(
     ``also`` are further requirements of the user. With ``lock_only`` nothing is downloaded.
     ``tell`` is called with a line before a long step. The wheelhouse changes only after all
     downloads are complete and checked; the next call continues interrupted downloads. Raises
-    ProofError if the torch has no CUDA or another CUDA than the wheels, UsageError if an override
-    does not fit, and HashMismatchError, HostError, SourceError, StorageError, BusyError.
+    ProofError if torch has no CUDA or another CUDA than the wheels, UsageError if an override
+    has no effect or contradicts a wheel, HashMismatchError if a built wheel was changed, and
+    HostError, SourceError, StorageError, BusyError.
     """
     before = read_settled(house)
     require_effect(house, before.overrides, pins_in(house))
@@ -163,7 +169,8 @@ def fill_wheelhouse(
             [override.takes for override in before.overrides],
         )
 
-        # A torch for CPUs alone is refused before gigabytes of it are downloaded.
+        # Before gigabytes are downloaded, refuse a torch whose requirements show that it is for
+        # CPUs alone. Afterwards the files of its wheel are looked at, too.
         torch = _proved_torch(chosen, node, cuda, {})
         files: dict[str, Path] = {}
         if not lock_only:
@@ -187,16 +194,17 @@ def fill_wheelhouse(
 
 def _all_sources(sources: WheelSources, small: Path, house: Path) -> WheelSources:
     folders = [*sources.folders, small]
-    # Offline, wheels that an earlier fill downloaded can be used.
+    # Offline, uv may choose wheels that an earlier fill downloaded.
     if sources.offline:
         folders.append(house)
     return replace(sources, folders=tuple(folders))
 
 
 def _cuda_constraints(cuda: Mapping[int, str]) -> list[str]:
-    """Return constraints for projects that have CUDA's major version as their own.
+    """Return constraints for projects that are numbered like CUDA: ``cuda-python==13.*``.
 
-    Return none if the wheels need no CUDA, or several.
+    ``cuda`` is CUDA's major version → a wheel that needs it. If it has no entry or several, there
+    are no constraints.
     """
     if len(cuda) != 1:
         return []
@@ -205,7 +213,7 @@ def _cuda_constraints(cuda: Mapping[int, str]) -> list[str]:
 
 
 def _entry(wheel: LockedWheel, file: Path | None) -> LockedWheel:
-    """Return the manifest's entry of a wheel: as held if there is a ``file``, else as locked."""
+    """Return the manifest's entry of a wheel: a held dependency, or a locked one without a file."""
     if file is None:
         return replace(wheel, size=0, kind=Kind.LOCKED)
     return replace(wheel, size=file.stat().st_size, kind=Kind.DEPENDENCY)
@@ -227,9 +235,10 @@ def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
 
 @contextlib.contextmanager
 def _hold_downloads(house: Path) -> Iterator[Path]:
-    """Make and lock the folder of downloads, and remove it at the end.
+    """Make and lock the folder of downloads, yield its path, and remove it at the end.
 
-    After an error it stays if it holds files, so that the next fill continues.
+    After an error the folder stays if it holds files, so that the next fill continues. Raises
+    HashMismatchError if its path is a link, BusyError if another fill is at work.
     """
     place = house / FILLING
     if place.is_symlink():
@@ -259,7 +268,7 @@ def _collect_wheels(
     progress: Progress,
     tell: Callable[[str], None],
 ) -> dict[str, Path]:
-    """Return file name → path of each wheel. Wheels that the wheelhouse lacks are downloaded."""
+    """Download the wheels that are in neither folder, and return file name → path for all."""
     files: dict[str, Path] = {}
     absent = []
     for wheel in chosen:
@@ -276,7 +285,7 @@ def _collect_wheels(
 
 
 def find_wheel_file(wheel: LockedWheel, *folders: Path) -> Path | None:
-    """Return the wheel's file in the first folder that has it with the right sha256, else None."""
+    """Return a wheel's file from the first folder that has it with the locked sha256, else None."""
     for folder in folders:
         file = folder / wheel.filename
         if is_file(file) and sha256_of(file) == wheel.sha256:
@@ -293,7 +302,7 @@ def _check_room(
     """Tell how much will be downloaded. Raises StorageError if the disk has no room for it."""
     size = sum(wheel.size for wheel in absent)
     free = shutil.disk_usage(downloads).free
-    # The size is 0, unknown, if the index tells no sizes (PEP 503).
+    # A wheel's size is 0, for unknown, if the index tells no sizes (PEP 503).
     amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
     tell(f"to download: {len(absent)}{amount}")
 
@@ -311,9 +320,10 @@ def download_wheels(
     folder: Path,
     progress: Progress,
 ) -> None:
-    """Download wheels into a folder. A file gets its name once it is complete and has its sha256.
+    """Download wheels into a folder. A file gets its name when it is complete and its sha256 right.
 
-    The next run continues an interrupted file. Raises HashMismatchError, StorageError.
+    The next call continues an interrupted file. Raises HashMismatchError if a file has another
+    sha256 than the locked one, StorageError if the index or the disk fails.
     """
     total = sum(wheel.size for wheel in wheels)
     before = 0
@@ -328,7 +338,8 @@ def download_wheels(
             if place.is_symlink():
                 place.unlink()
 
-            # Only a whole file gets its name, so the next run can take it as it is.
+            # `continuing` gives the file its name at the end of the block, unless an error leaves
+            # it. So the next run can use each file that has its name.
             with continuing(place) as stream:
                 sha256 = _transfer_wheel(wheel, stream, session, report)
                 if sha256 != wheel.sha256:
@@ -371,10 +382,10 @@ def _proved_torch(
     needed: Mapping[int, str],
     files: Mapping[str, Path],
 ) -> Torch | None:
-    """Return the torch among the wheels, None if there is none.
+    """Return the torch among the chosen wheels, None if there is none.
 
-    ``needed`` is CUDA's major version → a wheel that needs it. Raises ProofError if the torch has
-    no CUDA, or another one.
+    ``needed`` is CUDA's major version → a wheel that needs it; ``files`` are the downloaded wheels
+    by file name. Raises ProofError if torch is for CPUs alone, or for another CUDA than ``needed``.
     """
     torch = _find_torch(chosen, files)
     if torch is None:
@@ -408,7 +419,7 @@ def _find_torch(
     if wheel is None:
         return None
 
-    # These packages tell that torch is for CUDA: it requires them, and vLLM does not.
+    # The chosen projects that only torch requires, and not vLLM: they show that torch is for CUDA.
     requires = [
         other.name.pinned for other in chosen if _OF_TORCH.fullmatch(other.name.project)
     ]

@@ -1,4 +1,4 @@
-"""Add the requirements of patchkit to its folder, for a machine without a network."""
+"""Put what patchkit requires into its own folder, for a machine without a network."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources, resolv
 
 
 def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> None:
-    """Unpack the wheels that patchkit requires on a node into ``folder``.
+    """Download the wheels that patchkit requires on a node, and unpack them into ``folder``.
 
-    Raises the errors of ``resolve_wheels`` and ``fetch``, StorageError.
+    Raises as ``resolve_wheels`` and ``download_wheels`` do, and StorageError.
     """
     requirements = [
         line for line in metadata.requires("patchkit-gb10") or () if "extra" not in line
@@ -33,11 +33,15 @@ def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> No
     with translated(at=folder):
         for wheel in wheels:
             with zipfile.ZipFile(store / wheel.filename) as archive:
-                archive.extractall(folder)  # it has the sha256 of the index
+                archive.extractall(folder)  # safe: its sha256 is the one of the index
 
 
 def add_compiler(cache: Path, machine: str, progress: Progress) -> None:
-    """Put the compiler of PTX into ``cache``, patchkit's cache on a machine of that CPU."""
+    """Download the wheel of ptxas, the compiler of PTX, into ``cache`` for a CPU.
+
+    ``cache`` is to become patchkit's cache on a machine with the CPU ``machine``: ``aarch64``.
+    Raises as ``fetch`` does, and StorageError.
+    """
     sdists = cache / "sdists"
     with translated(at=sdists):
         sdists.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""Run uv, which resolves requirements for other machines than the one it runs on.
+"""Resolve requirements for a node with uv, which can do so on a machine of another kind.
 
-The index, its credentials and its certificates are those that pip is configured for.
+uv gets the index, the credentials and the certificates that pip is configured with.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _OPTIONS = (
     "--format=pylock.toml",
     "--generate-hashes",
     f"--python={sys.executable}",
-    # Else uv would download a Python.
+    # By default, uv may download a Python.
     "--no-python-downloads",
     # The user's uv.toml must not change the lock.
     "--no-config",
     "--color=never",
     "--no-progress",
 )
-# pip's settings as uv takes them: in variables, since everybody on a machine can read arguments.
+# pip's setting → variable of uv. Not as arguments: all users of a machine can read those, and the
+# settings may hold passwords.
 _VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -58,20 +59,20 @@ _VARIABLES = {
     "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
 }
-# The frame that uv draws in front of each line of an error, and its labels.
+# The frame that uv draws in front of each line of an error, and the labels "error: ", "cause: ".
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
-_SHOWN = 12  # lines of what uv says
+_SHOWN = 12  # lines of uv's output that an error message shows
 
 
-# Minor version of glibc → old name of its platform; wheels for aarch64 begin with manylinux2014.
+# Minor version of glibc → older name of its platform tag. For aarch64 only the first one exists.
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _UV_KNOWS = (17, 28, *range(31, 41))  # each X for which uv has a platform manylinux_2_X
 
 
 @frozen
 class NodePlatform:
-    """Platform that a node installs wheels for: CPU ``x86_64``, Python ``3.12``, glibc ``2.39``."""
+    """What wheels a node can install: its CPU ``x86_64``, Python ``3.12`` and glibc ``2.39``."""
 
     machine: str
     python: str
@@ -85,9 +86,9 @@ class NodePlatform:
         return int(self.glibc.partition(".")[2])
 
     def ranks(self) -> dict[Tag, int]:
-        """Return tag → rank for each tag that fits; an installer takes the lowest rank."""
+        """Return tag → rank for each wheel tag that fits; an installer takes the lowest rank."""
         names = []
-        # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
+        # Newest glibc first, as in pip's ranking.
         for minor in range(self.glibc_minor, min(_OLD_NAMES) - 1, -1):
             names.append(f"manylinux_2_{minor}")
             if minor in _OLD_NAMES:
@@ -105,7 +106,7 @@ class NodePlatform:
 
 @frozen
 class WheelSources:
-    """Sources of wheels: pip's index and folders or, ``offline``, folders alone."""
+    """Where wheels come from: ``folders`` and, unless ``offline``, the index that pip uses."""
 
     offline: bool = False
     folders: tuple[Path, ...] = ()
@@ -113,9 +114,9 @@ class WheelSources:
 
 @contextlib.contextmanager
 def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
-    """Yield a temporary folder with wheels of the same names that hold only the metadata.
+    """Yield a temporary folder with copies of wheels that hold only .dist-info.
 
-    Of a complete wheel, uv would unpack every file into its cache.
+    uv would unpack every file of a complete wheel into its cache.
     """
     with tempfile.TemporaryDirectory() as folder:
         for wheel in wheels:
@@ -130,7 +131,7 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
 def _uv_environment(sources: WheelSources) -> dict[str, str]:
     """Return the environment variables for uv, with pip's settings.
 
-    The user's own variables for uv are left out, so that every user gets the same lock.
+    Variables of the user that begin with ``UV_`` are left out, so that all users get equal locks.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("UV_")
@@ -142,7 +143,8 @@ def _uv_environment(sources: WheelSources) -> dict[str, str]:
         for name, variable in _VARIABLES.items():
             if name in settings:
                 environment[variable] = settings[name]
-        # As pip does: choose the best version of all indexes, not of the first that has one.
+        # As pip does, choose the best version of all indexes. uv's default is the first index that
+        # has the project.
         if "extra-index-url" in settings:
             environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
 
@@ -155,7 +157,7 @@ def _uv_environment(sources: WheelSources) -> dict[str, str]:
 
 
 def _is_usable_link(link: str) -> bool:
-    """Return whether uv accepts a link: not if it is a missing folder, of which pip only warns."""
+    """Return whether uv accepts a find-links entry. A missing folder is an error for uv only."""
     scheme, _, path = link.rpartition("://")
     return scheme not in ("", "file") or Path(unquote(path)).exists()
 
@@ -165,7 +167,11 @@ def _uv_error(
     requirements: Sequence[str],
     node: NodePlatform,
 ) -> PatchkitError:
-    """Return the error for a failed run of uv, with the lines of its output as the reason."""
+    """Return the error to raise for a failed run of uv, with its output as the reason.
+
+    Passwords in URLs are removed. The error is a SourceError if there is no solution, else a
+    StorageError.
+    """
     lines = []
     for line in output.splitlines():
         shown = _FRAME.sub("", _PASSWORD.sub("", line))
@@ -196,7 +202,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @frozen
 class LockedWheel(ManifestEntry):
-    """A wheel that was chosen, and its URL; its size is 0 if the index does not tell the size."""
+    """A wheel that was chosen, with its URL. Its size is 0 if the index does not tell the size."""
 
     url: str
 
@@ -211,11 +217,11 @@ def resolve_wheels(
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel that a node needs for the ``given`` wheels and the requirements ``also``.
 
-    The result is without the given wheels, and sorted by file name. For the projects of the given
-    wheels, no other wheel is chosen. ``constraints`` limit versions but require nothing themselves.
-    ``overrides`` replace every requirement of the same project. No wheel is downloaded if the index
-    tells its metadata. Raises SourceError if there is no solution, UsageError if a text of ``also``
-    is no requirement, StorageError if the index or the disk fails.
+    The result does not include the given wheels, and is sorted by file name. ``constraints`` limit
+    versions but require nothing themselves. ``overrides`` replace every requirement of the same
+    project. A wheel is only downloaded if the index does not tell its metadata. Raises SourceError
+    if there is no solution or a package has no wheel that fits, UsageError if a text of ``also`` is
+    no requirement, StorageError if the index or the disk fails.
     """
     for text in also:
         try:
@@ -231,7 +237,8 @@ def resolve_wheels(
         ours[project] = f"{project} @ {wheel.as_uri()}"
 
     requirements = [*ours.values(), *also]
-    # An override also replaces our requirement of a given wheel, so it must name this wheel.
+    # An override would also replace our requirement "PROJECT @ URL" of a given wheel. So the
+    # override of its project is that requirement itself.
     taken = [ours.get(pin.project, str(pin)) for pin in overrides]
     limits = {"constraints": constraints, "overrides": taken}
 
@@ -254,7 +261,7 @@ def _run_uv(
     node: NodePlatform,
     sources: WheelSources,
 ) -> Completed:
-    """Run `uv pip compile`. ``limits`` is option of uv → the lines of the file that it names."""
+    """Run `uv pip compile`. ``limits`` maps an option of uv to the lines of the file it takes."""
     minor = max(known for known in _UV_KNOWS if known <= node.glibc_minor)
     options = [
         *_OPTIONS,
@@ -286,9 +293,12 @@ def _choose_file(
     node: NodePlatform,
     ranks: Mapping[Tag, int],
 ) -> LockedWheel:
-    """Return the wheel of a package that an installer takes. Raises SourceError if none fits."""
+    """Return the wheel of a package that an installer would take on the node.
+
+    ``row`` is the package's entry in pylock.toml. Raises SourceError if no wheel fits.
+    """
     wheels = []
-    # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.
+    # A package that was required by its URL has one `archive` in the place of `wheels` (PEP 751).
     for file in row.get("wheels", [row.get("archive", {})]):
         wheel = _locked_wheel(file, node)
         if wheel is None:

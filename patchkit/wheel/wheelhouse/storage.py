@@ -1,4 +1,4 @@
-"""Hold a wheelhouse on the disk, change it through a journal, read and write its three files."""
+"""Lock a wheelhouse, change it through a journal, and read and write its three documents."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ MANIFEST = "manifest.json"
 REQUIREMENTS = "requirements.txt"
 SUMS = "SHA256SUMS"
 DOCUMENTS = frozenset({MANIFEST, REQUIREMENTS, SUMS})
-# Seconds; a change takes a few, and a build is too dear to lose to a lock.
+# Seconds to wait for the lock. A change takes a few; a build that gives up would lose hours.
 _PATIENCE = 60.0
 
 
 def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
-    """Return the command line of ``patchkit wheelhouse VERB``, for hints."""
+    """Return the command line ``patchkit wheelhouse VERB --dir FOLDER …``, for hints."""
     return quoted("patchkit", "wheelhouse", verb, "--dir", folder, *options)
 
 
 def wheelhouse_journal(folder: Path) -> Journal:
-    """Return the journal of a wheelhouse. It changes only wheels and the three documents."""
+    """Return the journal of a wheelhouse, which may change only wheels and the three documents."""
     return Journal(
         root=folder,
         folder=folder / JOURNAL,
@@ -60,9 +60,9 @@ def wheelhouse_journal(folder: Path) -> Journal:
 
 @contextlib.contextmanager
 def hold_wheelhouse(folder: Path) -> Iterator[None]:
-    """Lock the folder, and wait up to a minute for another process that has it.
+    """Lock the folder; wait up to a minute if another process has locked it.
 
-    Raises BusyError if the wait was too short, UsageError if there is no such folder.
+    Raises BusyError if it is still locked then, UsageError if there is no such folder.
     """
     if not folder.is_dir():
         make = quoted(
@@ -79,7 +79,10 @@ def hold_wheelhouse(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_for_reading(folder: Path) -> Iterator[None]:
-    """Lock the folder for reading. Raises StorageError if a change of it is unfinished."""
+    """Lock the folder for reading. Raises as ``hold_wheelhouse``; StorageError for an open change.
+
+    A change is open if a run that wrote to the folder was interrupted.
+    """
     with hold_wheelhouse(folder):
         wheelhouse_journal(folder).check_finished()
         yield
@@ -97,7 +100,7 @@ def open_for_writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
-    """Yield a private copy of a file, which the block can check and commit; then remove it."""
+    """Yield a copy of a file that only the block uses, to check and commit it; then remove it."""
     copy = wheelhouse_journal(folder).folder / "new" / source.name
     try:
         with translated(at=folder):
@@ -120,9 +123,11 @@ def commit_files(
     gone: Collection[str],
     arriving: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write ``texts`` and ``arriving`` files (by name) and remove ``gone`` names: all or nothing.
+    """Write and remove files of a wheelhouse, all or nothing.
 
-    ``arriving`` files must be on the file system of the folder, since they are linked into it.
+    ``texts`` maps the name of a document to its text. ``gone`` are names of files to remove.
+    ``arriving`` maps a name to a file that is linked into the folder, so it must be on the same
+    file system.
     """
     contents: dict[str, bytes | Path | None] = dict.fromkeys(gone)
     contents |= {name: text.encode() for name, text in texts.items()}
@@ -132,7 +137,7 @@ def commit_files(
         _remove_link(folder, name)
 
         before = file_digest(place_of(folder, name))
-        # ``after`` need not be hashed if there is no file before.
+        # Only compare digests if there is a file: `after` may be a wheel of gigabytes.
         is_same = before == _content_digest(after) if before else after is None
         if not is_same:
             changes.append(Change(name, before, after))
@@ -160,7 +165,7 @@ _MOST = 32 << 20  # bytes of a document; a manifest of 200 wheels has 0.1 MB
 
 
 def require_own(place: Path) -> None:
-    """Raise HashMismatchError if a path exists and is no regular file, but for example a link."""
+    """Raise HashMismatchError if a path exists but is no regular file: a link, a folder."""
     if os.path.lexists(place) and not is_file(place):
         raise HashMismatchError(
             f"{place}: {LINKED}",
@@ -170,7 +175,7 @@ def require_own(place: Path) -> None:
 
 
 def read_own(place: Path) -> bytes | None:
-    """Return the content of a document of a wheelhouse, None if the file does not exist.
+    """Return the contents of a wheelhouse's document, None if the file does not exist.
 
     Raises HashMismatchError for a link or a file larger than 32 MiB, StorageError for I/O.
     """
@@ -208,10 +213,10 @@ _Release = Annotated[
 
 @frozen
 class Override:
-    """An override: the version ``takes`` replaces the version that ``pin`` requires.
+    """An override: the wheelhouse takes the version ``takes`` although a wheel requires ``pin``.
 
-    ``by`` is the project that pins, such as ``torch 2.11.0``. ``word`` says who decided it: ``the
-    user``, or a known bug and where it was reported.
+    ``by`` is the release that has the pin, such as ``torch 2.11.0``. ``word`` says on whose word it
+    is overridden: ``the user``, or a known bug and where it was reported.
     """
 
     takes: ExactPin
@@ -230,7 +235,7 @@ class Override:
 
     @property
     def summary(self) -> str:
-        """Return both versions and the project that pins the old one, in ASCII."""
+        """Return a phrase with both versions and the release that has the pin, in ASCII."""
         return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
 
     def fields(self) -> dict[str, str]:
@@ -258,10 +263,10 @@ class Kind(enum.StrEnum):
 
 @frozen
 class ManifestEntry:
-    """A wheel as the manifest lists it: sha256 in hex, size in bytes, facts.
+    """A wheel as the manifest lists it: sha256 in hex, size in bytes, facts as JSON.
 
-    A built wheel has the facts of its build. The facts of a dependency are those of the node that
-    it was resolved for: python, machine, glibc. The size of a wheel that is only locked is 0.
+    The facts of a built wheel are those of its patchkit.json. The facts of a dependency tell the
+    node that it was resolved for: python, machine, glibc. A wheel that is only locked has size 0.
     """
 
     name: WheelName
@@ -300,7 +305,7 @@ class Manifest:
     overrides: tuple[Override, ...] = ()
 
     def version_of(self, project: str) -> str:
-        """Return the version of a project whose wheel is in the folder, "" for none."""
+        """Return the version of the wheel of a project that the folder holds, "" for none."""
         for wheel in self.wheels:
             if wheel.held and wheel.name.project == project:
                 return str(wheel.name.version)
@@ -313,14 +318,18 @@ class Manifest:
 
     @property
     def dependencies(self) -> list[ManifestEntry]:
-        """Return the wheels that others released, held or only locked."""
+        """Return the wheels that others released, whether held or only locked."""
         return [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
 
     @property
     def install_options(self) -> tuple[str, ...]:
-        """Return pip's options to install these wheels, without those for folder and lock."""
+        """Return options with which pip installs these wheels: ``--no-deps``, ``--no-index``.
+
+        The options that name the folder and the lock are not among them.
+        """
         options = []
-        # Without its dependencies a lock is not complete; with an override no resolver takes it.
+        # Without --no-deps, pip refuses a lock that lacks the dependencies, or that has an override
+        # in the place of a version that a wheel requires.
         if self.overrides or not self.dependencies:
             options.append("--no-deps")
         if all(entry.held for entry in self.dependencies):
@@ -330,7 +339,7 @@ class Manifest:
 
 @frozen
 class _Row:
-    """An entry of ``manifest.json``; project, version and tag repeat parts of the file name."""
+    """An entry of ``manifest.json``. Project, version and tag repeat what the file name says."""
 
     filename: str
     sha256: Sha256
@@ -353,15 +362,15 @@ class _Row:
 
 @frozen
 class _Rows:
-    format: Literal[1, 2, 3]  # 1 knew no kinds: everything was built; 3 has overrides
+    format: Literal[1, 2, 3]  # 1 has no kinds: all wheels are built; 3 has overrides
     wheels: tuple[_Row, ...]
     overrides: tuple[Override, ...] = ()
 
 
 def listed_manifest(house: Path) -> Manifest:
-    """Read the manifest of a locked wheelhouse; a missing file is an empty manifest.
+    """Read the manifest of a wheelhouse that the caller has locked. No file: an empty manifest.
 
-    Raises SourceError if it cannot be read, HashMismatchError if it is a link.
+    Raises SourceError if it is malformed, HashMismatchError if it is a link or too large.
     """
     data = read_own(house / MANIFEST)
     if data is None:
@@ -380,7 +389,7 @@ def listed_manifest(house: Path) -> Manifest:
 
 
 def write_documents(manifest: Manifest) -> dict[str, str]:
-    """Return name → text of the three documents; equal manifests give the same texts."""
+    """Return name → text of the three documents. Equal manifests give equal texts."""
     wheels = sorted(manifest.wheels, key=lambda entry: entry.filename)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
     ordered = Manifest(wheels=tuple(wheels), overrides=tuple(overrides))
@@ -422,8 +431,8 @@ def _requirements(manifest: Manifest) -> str:
     builds = Counter(entry.name.project for entry in manifest.wheels)
     for entry in manifest.wheels:
         marker = ""
-        # A marker only if there are several builds: with a marker on a single build, pip on another
-        # CPU would install nothing and report no error.
+        # A project with one build gets no marker: with it, pip on another CPU would silently skip
+        # the project, and without it, pip reports an error.
         if builds[entry.name.project] > 1:
             cpus = [f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus)]
             marker = f" ; {' or '.join(cpus)}"
@@ -436,7 +445,7 @@ def _requirements_header(manifest: Manifest) -> str:
     if not manifest.dependencies:
         return _HEADER.format(file=REQUIREMENTS)
 
-    # Without line breaks, since the text is part of a comment.
+    # Line breaks are removed, since the values go into a comment of the file.
     node = {
         name: " ".join(str(manifest.dependencies[0].facts.get(name, "?")).split())
         for name in ("python", "machine", "glibc")
@@ -447,7 +456,7 @@ def _requirements_header(manifest: Manifest) -> str:
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:
-    """Return whether pip, given both files in a lock, gives up since both could be installed."""
+    """Return whether two wheels of one project fit the same CPU, so that pip refuses the lock."""
     if one.project != other.project or one.filename == other.filename:
         return False
 
@@ -455,9 +464,9 @@ def rivals(one: WheelName, other: WheelName) -> bool:
 
 
 def device_of(name: WheelName) -> str:
-    """Return the device that a wheel of patchkit was built for, "" for any other wheel.
+    """Return the device that patchkit built a wheel for, by the label of its version; "" for none.
 
-    It is ``gb10`` for ``2.29.7+gb10.0a1b2c`` and for ``0.25.1+cu130.gb10.0a1b2c``.
+    For ``2.29.7+gb10.0a1b2c`` and for ``0.25.1+cu130.gb10.0a1b2c`` it is ``gb10``.
     """
     parts = (name.version.local or "").split(".")
     return next((part for part in parts if part in targets()), "")
