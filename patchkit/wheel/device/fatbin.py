@@ -1,21 +1,21 @@
 """Read which machine code and which PTX the fat binaries of a library hold.
 
-Nothing is decompressed: the headers say it all. The layout is little-endian, and was measured on
-libraries that CUDA 11.8 to 13.4 had built, against what NVIDIA's cuobjdump says of them.
+Only headers are read, and nothing is decompressed. The layout is little-endian. It was found by
+comparing libraries that CUDA 11.8 to 13.4 built with what NVIDIA's cuobjdump prints for them.
 
-A section holds containers one after another, each at a multiple of 8, with zeros between them:
+A section holds containers (fat binaries), each at a multiple of 8, with zeros between them:
 
     u32 magic 0xBA55ED50, u16 version 1, u16 size of this header, u64 size of the entries
 
-Its entries follow, header and payload in turn (the header has more fields behind these, 64 to 120
-bytes in all):
+The entries of a container follow, header and payload in turn. A header has 64 to 120 bytes; it
+begins with these fields:
 
     u16 kind, u16 version 0x101, u32 size of this header, u64 size of the payload,
-    u32 size of what is compressed in it, u32 place of a pair in this header, u16 minor and u16
-    major of the PTX version, u32 arch (121 is sm_121), 8 bytes, u64 flags, 8 bytes,
-    u64 size when decompressed
+    u32 size of the compressed part of the payload, u32 offset of a pair in this header,
+    u16 minor and u16 major of the PTX version, u32 arch (121 is sm_121), 8 bytes, u64 flags,
+    8 bytes, u64 size of the decompressed payload
 
-The pair is the place and size, in this header, of the options that ptxas was or has to be given.
+The pair is the offset and size, in this header, of options for ptxas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTAINER = struct.Struct("<IHHQ")
 ENTRY = struct.Struct("<HHIQIIHHI8xQ8xQ")
 _LEAST_HEADER = 64
 MAGIC = 0xBA55ED50
-_PADDING = 4096  # bytes that are looked at once; aarch64 objects are aligned to 256
+_PADDING = 4096  # bytes to read at once when skipping zeros; aarch64 objects are aligned to 256
 _PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 _KINDS = {1: "ptx", 2: "sass", 8: "lto"}
 # Flags of an entry.
@@ -48,8 +48,8 @@ _MOST_PTX = 1 << 29  # bytes of one module; the largest of vLLM has 34 million
 class DeviceCode:
     """A sort of device code.
 
-    ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` if it is
-    not known.
+    ``kind`` is ``sass`` (machine code), ``ptx``, ``lto`` (code for a linker at run time), or
+    ``kind N`` for an unknown number N.
     """
 
     kind: str
@@ -57,11 +57,11 @@ class DeviceCode:
 
     @property
     def name(self) -> str:
-        """``sm_121a`` for machine code, ``compute_121a`` for PTX, as nvcc writes it."""
+        """Return nvcc's name: ``sm_121a`` for machine code, ``compute_121a`` for PTX."""
         return f"{_PREFIXES.get(self.kind, self.kind)}_{self.arch.gencode}"
 
     def reach(self, target: Target) -> Load:
-        """Return how it reaches a device. Code that only a linker reads does not."""
+        """Return how the code reaches a device; NONE for code that only a linker reads."""
         if self.kind == "sass":
             return find_load(self.arch, target.capability)
         if self.kind == "ptx":
@@ -73,10 +73,11 @@ class DeviceCode:
 class CodeEntry(DeviceCode):
     """One piece of device code.
 
-    ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as stored, with the
-    header, ``unpacked_size`` without and decompressed. Entries of one ``container`` (its offset in
-    the file) hold the same kernels for several archs: a device takes one of them. ``offset`` is the
-    place of the entry in the file, ``version`` the PTX version.
+    ``compression`` is ``none``, ``lz4`` or ``zstd``. ``size`` is the size in bytes as stored, with
+    the header; ``unpacked_size`` is that of the decompressed payload. ``offset`` is where the entry
+    begins in the file, ``container`` where its container begins. The entries of a container hold
+    the same kernels for several archs, and a device loads one of them. ``version`` is the PTX
+    version.
     """
 
     compression: str
@@ -92,9 +93,10 @@ def read_entries(
     sections: Iterable[Section],
     name: str,
 ) -> tuple[CodeEntry, ...]:
-    """Read the entries of some sections, in the order of the file.
+    """Return the entries of some sections, in the order of the sections.
 
-    Raises SourceError, calling the file ``name``, if a section is not a row of containers.
+    Raises SourceError if a section is not a row of containers, or holds too many entries. ``name``
+    is the file's name in the error.
     """
     entries: list[CodeEntry] = []
     for section in sections:
@@ -134,7 +136,7 @@ class _SectionReader:
                 place += entry.size
 
     def _skip_zeros(self, place: int, end: int) -> int:
-        """Return the offset behind zeros, which are padding, or a container that a tool cleared."""
+        """Return the offset behind zeros: padding, or a container that a tool overwrote."""
         while place < end:
             self.stream.seek(place)
             padding = self.stream.read(min(_PADDING, end - place))
@@ -153,7 +155,7 @@ class _SectionReader:
         suffix = "a" if flags & _SPECIFIC else ""
         if flags & _FAMILY:
             suffix += "f"
-        # One arch is never both a and f.
+        # No arch has both suffixes, a and f.
         is_real = 10 <= arch <= 999 and len(suffix) < 2
         self._check(is_real, place, f"an entry is for the arch {arch}{suffix}")
 
@@ -190,7 +192,7 @@ class _SectionReader:
         return layout.unpack(data)
 
     def _check(self, holds: bool, place: int, complaint: str) -> None:
-        """Raise SourceError, with the offset in the file, unless ``holds``."""
+        """Raise SourceError with the offset and the complaint unless ``holds`` is true."""
         if not holds:
             raise damaged(
                 self.name,

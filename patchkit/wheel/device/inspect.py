@@ -1,9 +1,10 @@
-"""Read which device code a library or a wheel holds, and how it reaches a device.
+"""Read which device code a library or a wheel holds, and judge how it reaches a device.
 
-A device runs code from ``.nv_fatbin``: that is the live code. ``__nv_relfatbin`` keeps what the
-device linker was given; only if nothing live loads, the driver links it anew, on the device, from
-PTX or machine code of each part (NVIDIA's nvcc manual, implicit JIT linking). Each fat binary holds
-one set of kernels for several archs, and the driver takes the best that loads.
+A device runs the code in the section ``.nv_fatbin``: the live code. The section ``__nv_relfatbin``
+keeps the parts from which the device linker made it. If no live code loads, the driver links the
+parts anew at run time, from PTX or machine code of each part ("implicit JIT linking" in NVIDIA's
+nvcc manual). Each fat binary holds one set of kernels for several archs, and the driver takes the
+best entry that loads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RELOCATABLE = "__nv_relfatbin"
 
 @dataclass(frozen=True, slots=True)
 class CodeSummary(DeviceCode):
-    """Entries of one sort: ``count`` of them, with ``size`` bytes in all as they are stored."""
+    """A summary of ``count`` entries of one sort; ``size`` is the sum of their stored bytes."""
 
     compression: str
     section: str
@@ -42,9 +43,11 @@ class CodeSummary(DeviceCode):
 
 @frozen
 class Binary:
-    """An ELF file: ``name`` is the file's, or its path in the wheel; ``size`` is in bytes.
+    """An ELF file with its device code. ``size`` is in bytes.
 
-    ``cuda`` are the major versions of CUDA whose libraries it asks the loader for.
+    ``name`` is the name of the file, or its path in the wheel. ``cuda`` are the major versions of
+    CUDA whose libraries the file needs. ``live`` and ``relocatable`` are the entries of
+    ``.nv_fatbin`` and ``__nv_relfatbin``.
     """
 
     name: str
@@ -56,13 +59,13 @@ class Binary:
 
     @property
     def codes(self) -> tuple[CodeSummary, ...]:
-        """The entries by section, kind, arch and compression."""
+        """Return the entries, summarized by section, kind, arch and compression."""
         live = _summarize(self.live, LIVE)
         return (*live, *_summarize(self.relocatable, RELOCATABLE))
 
     @property
     def fat_binaries(self) -> tuple[tuple[CodeEntry, ...], ...]:
-        """The entries of each live fat binary."""
+        """Return the entries of each live fat binary."""
         return _grouped(self.live)
 
     def loads(self, target: Target) -> Counter[Load]:
@@ -70,13 +73,13 @@ class Binary:
         return Counter(best_reach(group, target) for group in self.fat_binaries)
 
     def load(self, target: Target) -> Load:
-        """Return the best way that code of this binary reaches the device."""
+        """Return the best way in which code of this file reaches the device."""
         if self.linked_anew(target):
-            return Load.JIT  # the driver takes time on the device for it, as for PTX
+            return Load.JIT  # linking takes time at first use, as compiling PTX does
         return best_reach(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
-        """Return whether no live code loads, but the driver can link it anew from all its parts."""
+        """Return whether no live code loads, but every part loads, so the driver can link anew."""
         if not self.live or not self.relocatable:
             return False
         if best_reach(self.live, target) is not Load.NONE:
@@ -98,8 +101,8 @@ def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
 def inspect_file(path: Path) -> tuple[Binary, ...]:
     """Read a shared library, or each library and program in a wheel.
 
-    Raises UsageError if there is no such file, SourceError if it is neither of both or damaged, and
-    the errors of ``inspect_wheel``.
+    Raises UsageError if there is no such file, SourceError if it is damaged or of another kind, and
+    as ``inspect_wheel`` does.
     """
     require_file(path, "give a shared library or a wheel")
     if path.suffix == ".whl":
@@ -113,10 +116,10 @@ def inspect_wheel(
     wheel: WheelFile,
     only: Collection[str] | None = None,
 ) -> tuple[Binary, ...]:
-    """Read each library and program in a wheel, or those among the paths of ``only``.
+    """Read each library and program in a wheel; ``only`` limits this to some paths.
 
-    Raises SourceError if one is damaged or for another CPU than the wheel's name says; if there is
-    none in the whole wheel.
+    Raises SourceError if a library is damaged or for another CPU than the wheel's name says, or if
+    the whole wheel has none.
     """
     binaries = wheel.read_libraries(
         lambda name, member: _read_binary(name, member, f"{wheel.path}: {name}"),
@@ -129,7 +132,7 @@ def inspect_wheel(
             hint="name a wheel with compiled libraries",
         )
 
-    # ELF's names of other CPUs are not known here.
+    # Only CPUs of known targets can be compared: names of other CPUs may differ in ELF and in tags.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     for binary in binaries:
         cpu = binary.library.machine
@@ -166,7 +169,7 @@ def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
 
 
 def best_reach(entries: Iterable[CodeEntry], target: Target) -> Load:
-    """Return the best way that any of the entries reaches the device; NONE without entries."""
+    """Return the best way in which one of the entries reaches the device; NONE if none does."""
     return max((entry.reach(target) for entry in entries), default=Load.NONE)
 
 
@@ -178,10 +181,10 @@ def prove_exact(
 ) -> None:
     """Raise ProofError unless NCCL's own kernels are built for the target, and for nothing else.
 
-    Every live fat binary must have machine code of the target's own capability and no other. Two
-    kinds are passed over: what NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside
-    machine code, which the driver never compiles here. ``cpu`` is the CPU of the build, by default
-    the target's.
+    Every live fat binary must have machine code for the target's capability, and for no other.
+    Two things are ignored: kernels that NCCL's makefiles always add (``recipes/nccl/kernels.toml``)
+    and PTX beside exact machine code, which the driver never compiles on the target. ``cpu`` is the
+    CPU of the build; default: the target's. The error also tells a library for another CPU.
     """
     machine = binary.library.machine
     if machine != (cpu or target.cpu):
@@ -196,7 +199,7 @@ def prove_exact(
     for group in _own_binaries(binary):
         entries = [entry for entry in group if entry.reach(target) is not Load.EXACT]
         exact += len(group) - len(entries)
-        # PTX beside exact machine code is never compiled.
+        # The driver does not compile PTX of a fat binary that has exact machine code.
         is_exact = len(entries) < len(group)
         foreign += [entry for entry in entries if not is_exact or entry.kind != "ptx"]
     if foreign or not exact:
@@ -226,7 +229,7 @@ def _inexact_error(
 
 
 def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
-    """Yield the live fat binaries, except those that NCCL adds for any target (by a table)."""
+    """Yield the live fat binaries, except those that NCCL's makefiles add for any target."""
     table = RECIPES / "nccl" / "kernels.toml"
     rows = read_toml(tuple[dict[str, Any], ...], table, key="always")
     always = {("sass", parse_arch(row["arch"])) for row in rows}
@@ -236,7 +239,7 @@ def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
 
 
 def _grouped(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
-    """Group entries by fat binary: a device takes one entry of each binary."""
+    """Return the entries grouped by fat binary."""
     groups = defaultdict(list)
     for entry in entries:
         groups[entry.container].append(entry)

@@ -1,6 +1,6 @@
-"""Look which device code an installed vLLM holds, and what the driver has compiled. Runs on nodes.
+"""Read on a node which device code an installed vLLM holds and how much the driver has compiled.
 
-Nothing is imported but the standard library and what reads ELF files and fat binaries.
+It runs on nodes, so it imports only the standard library and the readers of ELF and fat binaries.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 from patchkit.elf import parse_library
 from patchkit.wheel.device.fatbin import read_entries
 
-_FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # the first goes before the other
+_FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # of both, the first one decides
 
 
 def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
-    """Return the device code of the vLLM in ``home``, and the cache of a process of it.
+    """Return the device code of the vLLM in the folder ``home``, and the driver's cache.
 
-    With 0 it is the cache of a new process. The answer has the fields of ``DeviceCodeFound`` in
-    doctor/first_use.py. ``cache`` is where the driver keeps compiled code, unless a variable of
-    the process names another folder. Raises SourceError for a damaged library, OSError.
+    The result has the fields of ``DeviceCodeFound`` in doctor/first_use.py. ``process`` is the id
+    of a running vLLM, or 0 to judge for a new process with this environment. ``cache`` is the
+    folder in which the driver keeps compiled code if CUDA_CACHE_PATH of the process names none.
+    Raises SourceError for a damaged library, OSError.
     """
     codes = {}
     for path in sorted(Path(home).rglob("*.so")):
@@ -53,13 +54,13 @@ def _environment_of(process: int) -> dict[str, str]:
 
 
 def _folder_size(folder: Path) -> int:
-    """Return the bytes of all files of a folder."""
+    """Return the sum of the sizes of all files below a folder, in bytes."""
     files = filter(Path.is_file, folder.rglob("*"))
     return sum(file.stat().st_size for file in files)
 
 
 def _forcing_variable(environment: Mapping[str, str]) -> str:
-    """Return the variable that makes the driver compile PTX, "" if none does."""
+    """Return the variable that makes the driver compile PTX despite machine code, "" for none."""
     for name in _FORCE:
         if name in environment:
             return name if environment[name] not in ("", "0") else ""
@@ -67,7 +68,7 @@ def _forcing_variable(environment: Mapping[str, str]) -> str:
 
 
 def _read_containers(path: Path) -> Iterator[str]:
-    """Yield the names of the code in each container that a device can load: ``sm_90 sm_120``."""
+    """Yield the names of the code in each live container: ``sm_90 sm_120``."""
     names = defaultdict(list)
     with path.open("rb") as stream:
         sections = parse_library(stream, str(path)).sections

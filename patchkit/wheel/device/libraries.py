@@ -1,11 +1,11 @@
-"""Check a wheel by itself, judge its libraries on a device, and prove how they were compiled.
+"""Check a wheel by itself, judge its libraries for a device, and prove how they were compiled.
 
-``recipes/vllm/libraries.toml`` tells the purpose of a library, its fat binaries its contents. A
-fat binary that does not load is either for other devices alone, or is lost: it has code for devices
-of the same major version, and ought to load.
+``recipes/vllm/libraries.toml`` tells the purpose of each library; its fat binaries tell for which
+devices it has code. A fat binary that does not load on the device is either for other devices, or
+lost: it has code for the same major version of the capability, but not for this minor version.
 
-CMake writes down how a build compiles each source. Each library must hold all that was compiled for
-it, and for the archs that were asked for.
+For the proof, CMake's compile_commands.json tells how a build compiles each source. Each library
+must hold the code of all its sources, for the archs that were requested.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from patchkit.wheel.file.metadata import WheelMetadata
 
 
 class Use(enum.StrEnum):
-    """Use of a library on the device."""
+    """How vLLM can use a library on the device."""
 
     LOADS = "loads"
     PARTLY = "loads in part"
@@ -49,10 +49,11 @@ class Use(enum.StrEnum):
 
 @frozen
 class Judged:
-    """A library of a wheel, or one that the wheel lacks.
+    """The judgement of a library that a wheel holds or should hold.
 
-    ``loads`` counts its fat binaries by how they reach the device, ``lost`` the lost ones by their
-    archs.
+    ``known`` is its row in the table of libraries, None if it has none. ``loads`` counts its fat
+    binaries by how they reach the device. ``lost`` counts those that are lost, by the names of
+    their code: ``sm_120a``.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Judged:
 
     @property
     def fatal(self) -> bool:
-        """True if vLLM cannot do without it on the device."""
+        """Return whether vLLM cannot run on the device because this library is missing or lost."""
         return bool(self.known and self.known.required) and self.missed
 
     @property
@@ -72,7 +73,7 @@ class Judged:
 
     @property
     def phrase(self) -> str:
-        """Its use on the device, in one phrase."""
+        """Return a phrase that says how the library can be used, or what its loss costs."""
         if self.missed and self.known:
             return f"{self.use.value}: {self.known.cost}"
         if self.use is not Use.PARTLY:
@@ -87,7 +88,10 @@ def judge_libraries(
     target: Target,
     version: Version,
 ) -> tuple[Judged, ...]:
-    """Judge each library of a wheel on the device, and each that the release should also have."""
+    """Judge each library of a wheel, and each that the wheel lacks and the device would use.
+
+    ``version`` is the release of vLLM: it decides which rows of the table apply.
+    """
     expected = [entry for entry in library_table().library if entry.covers(version)]
     judged = [_judge_binary(binary, expected, target) for binary in binaries]
     present = [library.known for library in judged]
@@ -143,7 +147,7 @@ def _use_of(
 
 
 def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
-    """Raise ProofError that names each library that vLLM cannot do without on the device."""
+    """Raise ProofError, naming the libraries, if vLLM cannot run on the device without them."""
     fatal = [library for library in judged if library.fatal]
     if not fatal:
         return
@@ -157,13 +161,16 @@ def require_loading(judged: Iterable[Judged], target: Target, version: Version) 
 
 
 def from_source(version: Version, target: Target) -> str:
-    """Return the hint for a wheel whose kernels do not serve a device."""
+    """Return a hint for a wheel whose kernels do not run on a device: build it from source."""
     command = f"patchkit build vllm --version {version.public} --target {target.name}"
     return f"build it from source: {command}"
 
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
-    """Return the CUDA that libraries are linked with. Raises ProofError for none, or several."""
+    """Return the major version of CUDA that libraries need: ``13``.
+
+    Raises ProofError if they need none, or several.
+    """
     majors = sorted({str(major) for binary in binaries for major in binary.cuda})
     if len(majors) == 1:
         return majors[0]
@@ -177,7 +184,7 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
 
 
 def needed_versions(binaries: Sequence[Binary]) -> dict[str, str]:
-    """Return the highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
+    """Return family → highest symbol version that a library needs: ``GLIBC`` → ``GLIBC_2.34``."""
     highest = {}
     for family in ("GLIBC", "GLIBCXX", "CXXABI"):
         versions = (binary.library.highest(family) for binary in binaries)
@@ -186,7 +193,7 @@ def needed_versions(binaries: Sequence[Binary]) -> dict[str, str]:
     return highest
 
 
-# ld.so(8): the loader puts the library's own folder in its place.
+# The loader replaces these by the folder of the library; see ld.so(8).
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
@@ -194,7 +201,10 @@ def check_wheel(
     metadata: WheelMetadata,
     binaries: Sequence[Binary],
 ) -> Iterator[Finding]:
-    """Find everything that is wrong with one wheel, from its metadata and its libraries."""
+    """Yield a finding for everything that is wrong with one wheel, whatever the device.
+
+    It judges the metadata, the paths of the members, and the libraries.
+    """
     filename = metadata.name.filename
     for fault in metadata.faults:
         yield finding(SourceError, filename, fault, "build it again")
@@ -210,7 +220,7 @@ def check_wheel(
 
 
 def _check_folders(binary: Binary) -> Iterator[Finding]:
-    """Yield a finding for each RPATH or RUNPATH that is a folder of the machine of the build."""
+    """Yield a finding for each RPATH or RUNPATH that is a fixed folder of the building machine."""
     library = binary.library
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
         for folder in folders:
@@ -225,7 +235,7 @@ def _check_folders(binary: Binary) -> Iterator[Finding]:
 
 
 def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
-    """Yield a finding for each symbol version that a system with this glibc does not have."""
+    """Yield a finding for each symbol version that is too new for a system with ``glibc``."""
     # The highest symbol version of each family on such a system.
     limits = {"GLIBC": glibc}
     table = library_rules().libstdcxx
@@ -246,7 +256,7 @@ def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
 
 
 def _check_member(project: str, member: str) -> Iterator[Finding]:
-    """Find a private copy of a library that a process must have once."""
+    """Yield a finding if a member is a copy of a library that a process must load only once."""
     if shared := library_rules().foreign(project, member):
         owners = " or ".join(shared.owners).replace("nvidia-*", "NVIDIA's wheels")
         yield finding(
@@ -259,7 +269,7 @@ def _check_member(project: str, member: str) -> Iterator[Finding]:
 
 
 def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    """Find libraries that need different versions of CUDA."""
+    """Yield a finding if the libraries of a wheel need different major versions of CUDA."""
     names = defaultdict(list)
     for binary in binaries:
         for major in binary.cuda:
@@ -282,7 +292,11 @@ def missed(
     target: Target,
     filename: str = "",
 ) -> Iterator[Finding]:
-    """Find libraries of vLLM that the device lacks, and say which features that costs."""
+    """Yield a finding for each library of vLLM that is missing or does not load on the device.
+
+    The finding says which features that costs. With ``filename``, the finding is about that wheel,
+    else about the library.
+    """
     for library in judged:
         if library.missed:
             verb = "cannot do" if library.fatal else "does"
@@ -295,16 +309,17 @@ def missed(
             )
 
 
-# nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
+# In nvcc's option -gencode arch=compute_121a,code=sm_121a. It can also be a list.
 _CODE = re.compile(r"code=(\S+)")
-# CMake puts the objects of a target below CMakeFiles/TARGET.dir/.
+# CMake puts the objects of a library into CMakeFiles/LIBRARY.dir/.
 _LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
 
 
 def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
-    """Read the CUDA sources below ``build`` from CMake's compile_commands.json.
+    """Read from CMake's compile_commands.json below ``build`` how each CUDA source is compiled.
 
-    Paths are relative to ``source`` where they are in it. Raises BuildError if there is none.
+    A path in the folder ``source`` becomes relative to it. Raises BuildError if there is no such
+    file, or if it does not tell the library of a source.
     """
     listings = sorted(build.rglob("compile_commands.json"))
     if not listings:
@@ -326,10 +341,10 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
 
 
 def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
-    """Prove that nvcc compiles each kernel group for the archs of the arch proof, in a sentence.
+    """Prove that nvcc compiles each kernel group for the archs of the arch proof; say how many.
 
-    A group is known by its first CUDA source; a name that several sources share is left aside.
-    Raises ProofError.
+    A group has the name of its first CUDA source. A group whose name no source or several sources
+    have is skipped. Raises ProofError if the archs of a group differ, or all groups were skipped.
     """
     proved = 0
     for group in groups:
@@ -339,7 +354,7 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
             _prove_group(group, matches[0])
             proved += 1
 
-    # A comparison of nothing must not pass for a proof.
+    # If nothing was compared, nothing is proved.
     if not proved:
         complaint = "no kernel group of the arch proof is among what CMake compiles"
         raise ProofError(complaint)
@@ -366,9 +381,9 @@ def prove_compiled(
     binaries: Iterable[Binary],
     target: Target,
 ) -> tuple[str, ...]:
-    """Prove that each library holds the code of its sources; return a sentence for each.
+    """Prove that each library holds the code of its sources; return a sentence for each library.
 
-    Raises ProofError.
+    Raises ProofError if a library is not in the wheel or lacks code.
     """
     libraries = {
         PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries
@@ -396,7 +411,7 @@ def prove_compiled(
 
 def _prove_linked(sources: Sequence[CudaSource], binary: Binary) -> None:
     expected = Counter(source.names for source in sources)
-    # By name: an arch that a fat binary tells also knows whether PTX is beside it.
+    # Compared by name, since an Arch from a fat binary also says whether PTX is beside it.
     linked = Counter(
         frozenset(entry.name for entry in group) for group in binary.fat_binaries
     )
