@@ -35,7 +35,7 @@ from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted, visible
 from patchkit.runtime.rules.secret_texts import mask_secrets
-from patchkit.source.project import user_recipes
+from patchkit.source.project import RECIPES_VARIABLE
 
 PATH = click.Path(path_type=Path)
 PRESENT_PATH = click.Path(path_type=Path, exists=True)
@@ -422,8 +422,8 @@ def program() -> list[str]:
     elif started.name == "patchkit" and "/" in sys.argv[0]:
         words = [_shortened(sys.argv[0])]
 
-    for folder in user_recipes():
-        words += ["--recipes", str(folder)]
+    if folders := os.environ.get(RECIPES_VARIABLE):
+        words += ["--recipes", folders]
     return words
 
 

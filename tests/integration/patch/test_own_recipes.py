@@ -222,7 +222,16 @@ def test_a_fix_of_a_user_is_one_of_vllms(tmp_path, patchkit, tree):
 def test_a_mistake_in_a_folder_of_recipes(files, rc, message, tmp_path, patchkit):
     (tmp_path / "recipes").mkdir()
     write_files(tmp_path / "recipes", files)
-    assert message in patchkit("fixes", rc=rc).stderr
+    refused = patchkit("fixes", rc=rc)
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_missing_folder_of_recipes_is_an_error_of_every_verb(patchkit):
+    for verb in ("fixes", "check"):
+        refused = patchkit(verb, rc=2)
+        assert refused.stderr.startswith("error: ")
+        assert "Traceback" not in refused.stderr
 
 
 def test_the_folder_may_be_named_after_the_verb(tmp_path, environment):
