@@ -128,15 +128,20 @@ def group() -> None:
 
 
 def _take_recipes() -> None:
-    """Move the folder of --recipes to the variable, before the options of verbs are made of it."""
-    words = sys.argv
-    place = words.index("--recipes") if "--recipes" in words else len(words)
-    if len(words) < place + 2 or "--" in words[:place]:
-        return  # click complains
+    """Move each --recipes DIR to the variable, before the options of verbs are made of it."""
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    words, others = sys.argv[:end], sys.argv[end:]
+    remaining = []
+    folders = [os.environ.get(RECIPES_VARIABLE, "")]
+    while words:
+        option, is_set, folder = words.pop(0).partition("=")
+        if option != "--recipes" or not (is_set or words):
+            remaining.append(option + is_set + folder)
+        else:
+            folders.append(folder if is_set else words.pop(0))
 
-    folders = [words[place + 1], os.environ.get(RECIPES_VARIABLE, "")]
     os.environ[RECIPES_VARIABLE] = os.pathsep.join(filter(None, folders))
-    del words[place : place + 2]
+    sys.argv[:] = remaining + others
 
 
 def main() -> None:

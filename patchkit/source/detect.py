@@ -165,7 +165,7 @@ def project_of(spec: str) -> str:
     options = " or ".join(f"--{name}-src" for name in projects())
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is {titles}",
-        hint=f"name it with {options}",
+        hint=f"name it with {options}; --recipes names a folder of other projects",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from patchkit.records import RECIPES, read_toml
 RECIPES_VARIABLE = "PATCHKIT_RECIPES"
 """A variable with folders of recipes outside the package, separated as in PATH."""
 
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SPELLING = (
     "an unpacked sdist, a git checkout, an sdist file, an installed package, "
     "or a release such as {}"
@@ -127,6 +129,12 @@ def _read_projects() -> Iterator[tuple[str, Project]]:
 
     for name in names:
         place = recipe_folder(name) / "recipe.toml"
+        if not _NAME.fullmatch(name):
+            raise RecipeError(
+                f"{place.parent}: no name for a project",
+                why="an option and a Python package have this name",
+                hint="name it with lower-case letters, digits and _, as in sglang",
+            )
         project = read_toml(Project, place, RecipeError, key="project")
         yield name, project
 

@@ -207,6 +207,7 @@ def test_a_fix_of_a_user_is_one_of_vllms(tmp_path, patchkit, tree):
     [
         ({}, 2, "holds no recipe"),
         ({"x/recipe.toml": "fixes = []\n"}, 11, "x/recipe.toml: project: is missing"),
+        ({"My-X/recipe.toml": "fixes = []\n"}, 11, "My-X: no name for a project"),
         ({"x/recipe.toml": "fixes = [\n"}, 11, "x/recipe.toml: is not TOML"),
         (VLLM | {"vllm/recipe.toml": 'fixes = ["b"]'}, 11, "vllm/fixes/b.py:1"),
         (
@@ -235,12 +236,20 @@ def test_a_missing_folder_of_recipes_is_an_error_of_every_verb(patchkit):
 
 
 def test_the_folder_may_be_named_after_the_verb(tmp_path, environment):
-    folder = write_files(tmp_path / "mine", SGLANG)
-    words = [sys.executable, "-m", "patchkit", "explain", "nosuch_line"]
+    first = write_files(tmp_path / "first", SGLANG)
+    second = write_files(tmp_path / "second", TENSORS)
+    words = [
+        "--recipes",
+        str(first),
+        "explain",
+        "nosuch_line",
+        "--recipes",
+        str(second),
+    ]
     done = subprocess.run(
-        [*words, "--recipes", str(folder)],
+        [sys.executable, "-m", "patchkit", *words],
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert f"patchkit --recipes {folder} explain" in done.stderr
+    assert f"patchkit --recipes {first}:{second} explain sglang_line" in done.stderr
