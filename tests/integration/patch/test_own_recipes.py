@@ -242,9 +242,8 @@ def test_the_folder_may_be_named_after_the_verb(tmp_path, environment):
         "--recipes",
         str(first),
         "explain",
-        "nosuch_line",
-        "--recipes",
-        str(second),
+        "sglang_lin",
+        f"--recipes={second}",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "patchkit", *words],
