@@ -1,1 +1,1 @@
-"""Read the rules about variables and flags of vLLM and NCCL, and which release knows which name."""
+"""Read the rules about variables and flags of vLLM and NCCL, and which release has which names."""

@@ -1,6 +1,6 @@
-"""Read which releases of vLLM are broken for which models: ``recipes/env/broken.toml``.
+"""Read from ``recipes/env/broken.toml`` which releases of vLLM are broken for which models.
 
-Its head describes the fields. Presets, the command line and the symptoms of a log all ask here.
+The head of that file describes the fields. `serve-args`, `up` and `doctor --log` use this table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ PLACE = RECIPES / "env" / "broken.toml"
 class Broken(Grounded):
     """A fault of some releases with some models, its cause and its cure.
 
-    ``installed`` maps the packages that cause it to ranges; ``command`` applies the cure.
+    ``models`` are patterns of model names in lower case, with or without the owner.
+    ``architectures`` are patterns of classes in a checkpoint's config. ``installed`` maps the
+    packages that take part in the fault to ranges of versions. ``command`` applies the cure.
     """
 
     models: Names
@@ -48,7 +50,7 @@ class Broken(Grounded):
         return any(fnmatchcase(*pair) for pair in pairs)
 
     def is_possible(self, situation: Situation) -> bool:
-        """Return whether no package of a known version excludes the fault."""
+        """Return whether every package whose version is known is in the range of the fault."""
         for name, bounds in self.installed.items():
             version = situation.get(name)
             if version and not within(version, bounds):
@@ -67,7 +69,10 @@ def load_broken() -> Mapping[str, Broken]:
 def broken_for(
     models: Iterable[str], architectures: Iterable[str], situation: Situation
 ) -> tuple[Broken, ...]:
-    """Return the faults that may affect a model with these names and architectures here."""
+    """Return the faults that may affect a model in a situation.
+
+    ``models`` are the names that the model has, ``architectures`` its classes.
+    """
     names = tuple(models)
     # Architectures come from a checkpoint's config, whose values may have any type.
     classes = tuple(name for name in architectures if isinstance(name, str))

@@ -1,4 +1,4 @@
-"""Read flags of `vllm serve`, the values that they take, and the rules about them, by release."""
+"""Read the flags of `vllm serve`, the values that they take, and the rules about them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,18 @@ _LEVELS = ("--optimization-level", "-O")
 
 @cache
 def flags(version: str, home: Path | None = None) -> frozenset[str]:
-    """Return all flags of a release, of any release for "", or of the vLLM in ``home``."""
+    """Return the flags of a release; for "", those of all releases.
+
+    With ``home``, return the flags of the vLLM in that folder.
+    """
     return read_flags(home) if home else frozenset(read_table(FLAGS).at(version))
 
 
 def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
-    """Return whether `vllm serve` takes a flag, in any spelling, for example:
+    """Return whether `vllm serve` takes a flag.
 
-    ``--max_model_len=8``, ``--no-enable-prefix-caching``, ``--compilation-config.mode``, ``-O3``.
+    The flag may have any spelling that vLLM takes: ``--max_model_len=8``,
+    ``--no-enable-prefix-caching``, ``--compilation-config.mode``, ``-O3``.
     """
     known_flags = flags(version, home)
     name = re.split(r"[=.]", flag, maxsplit=1)[0]
@@ -56,7 +60,11 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
 
 @frozen
 class Choices:
-    """A flag with fixed values, NAME or NAME RANGE; the first file with ``symbol`` counts."""
+    """A flag that takes only some values.
+
+    A value is NAME, or NAME RANGE if only some releases take it. They are from the first of
+    ``files`` of vLLM that has ``symbol``. ``capitals`` says that upper and lower case differ.
+    """
 
     flag: str
     files: Names
@@ -65,7 +73,7 @@ class Choices:
     capitals: bool = True
 
     def allowed_by(self, version: str) -> AllowedValues:
-        """Return the values that a release takes, or for "" those of any release."""
+        """Return the values that a release takes; for "", those of all releases."""
         names = []
 
         for value in self.values:
@@ -78,7 +86,7 @@ class Choices:
 
 @cache
 def load_choices() -> Mapping[str, Choices]:
-    """Return flag → its fixed values. Raises UsageError, with file and line."""
+    """Return flag → its choices. Raises UsageError, with file and line, if the file is malformed."""
     rows = read_toml(tuple[Choices, ...], VALUES, key="flag")
     return {row.flag: row for row in rows}
 
@@ -98,13 +106,17 @@ class LeaveOut(Discouraged):
     flag: FlagName
 
     def is_against(self, flag: str, value: str) -> bool:
-        """Return whether the entry is against this flag with this value."""
+        """Return whether this entry is about ``flag`` and its ``values`` match ``value``."""
         return flag == self.flag and self.matches(value)
 
 
 @frozen
 class Limit(Grounded):
-    """The largest value that a flag should have; beside the flag ``unless`` any value is fine."""
+    """The largest value that a flag should have.
+
+    A value above ``most`` is reported, from ``harmful`` on as a warning. If the flag ``unless`` is
+    also set, any value is fine. ``instead`` says what to do.
+    """
 
     flag: FlagName
     most: float
@@ -117,10 +129,12 @@ class Limit(Grounded):
 
 @frozen
 class MemoryBudget:
-    """The memory that a model must fit into, per node; ``share`` is vLLM's part of it.
+    """The memory of a Spark, and what is needed to estimate whether a model fits.
 
-    ``bits`` has the bits of a weight by a word of a model's name or quantization, ``least_bits``
-    the bits where no word says so. ``cache_bytes`` has the bytes of a value by --kv-cache-dtype.
+    ``share`` is the part of the memory that vLLM gets; of that, ``margin_gib`` are for activations
+    and the least KV cache. ``bits`` maps a word of a model's name or quantization to the bits of a
+    weight; without such a word, ``least_bits`` holds. ``cache_bytes`` maps a value of
+    --kv-cache-dtype to the bytes of a cached number.
     """
 
     total_gib: float
@@ -134,7 +148,10 @@ class MemoryBudget:
 
 @frozen
 class DenseNames:
-    """The dense layers of architectures, by vLLM's names; ``files`` give them a config."""
+    """The names in vLLM of the dense layers of some architectures.
+
+    ``files`` are the files of vLLM that give these layers a quantization config.
+    """
 
     architectures: Names
     layers: Names
@@ -143,9 +160,10 @@ class DenseNames:
 
 @frozen
 class FlagRules:
-    """All of flags.toml.
+    """The contents of flags.toml.
 
-    ``preset`` says why presets set a flag, ``recipe`` why they lack a flag of upstream's recipe.
+    ``preset`` maps a flag to the reason why presets set it. ``recipe`` maps a pattern of settings
+    in upstream's recipes to the reason why presets leave them out.
     """
 
     rules: tuple[FlagRule, ...] = field(metadata={"key": "rule"})
@@ -161,5 +179,5 @@ class FlagRules:
 
 @cache
 def load_flag_rules(place: Path = RULES) -> FlagRules:
-    """Return the rules. Raises UsageError, with file and line, for a wrong entry."""
+    """Return the contents of flags.toml. Raises UsageError, with file and line, if malformed."""
     return read_toml(FlagRules, place)

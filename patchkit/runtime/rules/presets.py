@@ -1,9 +1,11 @@
-"""Read how models are served on Sparks: upstream's own recipes, and what presets do otherwise.
+"""Read how models are served on Sparks: from upstream's recipes, and from patchkit's presets.
 
-``vllm_recipes.tsv``: vLLM ships a recipe per model from 0.33.0 on. A row is ``MODEL`` with the
-oldest vLLM that upstream names for it, ``MODEL vram_minimum_gb`` and ``MODEL drafter``; of what is
-meant for a GB10 also ``MODEL file``, ``architecture`` and ``precision``, and ``MODEL --flag`` and
-``MODEL VARIABLE`` with their values there. ``presets.toml``: its head says how.
+From 0.33.0 on, vLLM ships recipes for models; ``vllm_recipes.tsv`` holds what they say. The name of
+a row is ``MODEL``, whose value is the oldest vLLM that upstream names for it; or ``MODEL`` and a
+key: ``MODEL vram_minimum_gb``, ``MODEL drafter``. A model with a recipe for a GB10 also has rows
+with the keys ``file``, ``architecture``, ``precision``, and one for each flag and variable.
+
+``presets.toml`` adds to the recipes, or differs from them; the head of the file describes it.
 """
 
 from __future__ import annotations
@@ -26,24 +28,25 @@ from patchkit.runtime.rules.rule import CHOICES, FlagName, Values
 from patchkit.runtime.rules.spelling import is_slip
 from patchkit.units import GIB_PER_GB
 
-_SHORTEST = 3  # characters that stand for a name
-_MOST = 3  # names that are suggested
+_SHORTEST = 3  # characters from which on the beginning of a name gets suggestions
+_MOST = 3  # names to suggest
 PLACE = RECIPES / "env" / "presets.toml"
 MODELS = RECIPES / "env" / "vllm_recipes.tsv"
 VRAM = "vram_minimum_gb"
 ABOUT = ("file", "architecture", "precision")
 DRAFTING = "--speculative-config"
-# Recipes ask for 1.0 to 1.5 times the weights, in 10^9 bytes, of the checkpoints whose size is
-# known. With the largest factor no model that fits is refused.
+# vram_minimum_gb of recipes (in 10^9 bytes) is 1.0 to 1.5 times the weights, for checkpoints whose
+# size is known. Dividing by the largest factor never overestimates the weights.
 _ALLOWANCE = 1.5
 
 
 @frozen
 class Preset:
-    """One model and how it is served.
+    """A model and how it is served; the head of presets.toml describes the fields.
 
-    A flag that is False is never set. ``differs`` says by setting why it is not as in upstream's
-    recipe. ``drafter`` is what it can draft with, where a flag does not set it.
+    A flag with the value False is never set, not even by a rule. ``differs`` maps a pattern of
+    settings to the reason why the preset differs from upstream's recipe there. ``drafter`` is a
+    value of --speculative-config that is only set if the user asks for it.
     """
 
     id: str
@@ -70,12 +73,12 @@ class Preset:
 
     @property
     def name(self) -> str:
-        """Return the last part of the id, which names the preset where no other has it."""
+        """Return the id without the owner. It names the preset unless another one has it, too."""
         return self.id.rpartition("/")[2]
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return flag or variable → value, "" for a bare flag: all that it sets."""
+        """Return flag or variable → value for all that the preset sets; "" for a bare flag."""
         settings = {}
         for name, value in self.flags.items():
             if value is not False:
@@ -95,9 +98,11 @@ class Preset:
 
 @frozen
 class ModelRecipe:
-    """One checkpoint: settings on a GB10 by flag or variable, and the least size of its weights.
+    """Upstream's recipe for a checkpoint.
 
-    ``about`` is what else upstream says of it, by the names in ``ABOUT``.
+    ``settings`` are the flags and variables for a GB10, empty if the recipe has none.
+    ``weights_gib`` is a lower bound of the size of its weights. ``about`` has the recipe's values
+    for the names in ABOUT.
     """
 
     id: str
@@ -110,7 +115,7 @@ class ModelRecipe:
 
 @cache
 def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
-    """Return the recipes of a release by id in small letters; of the newest one for ``""``."""
+    """Return id in lower case → recipe for a release; for "", the newest one that is known."""
     settings_by_model: dict[str, dict[str, str]] = {}
     table = read_table(MODELS)
     for name, value in table.at(release or table.newest).items():
@@ -120,7 +125,7 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
     recipes = {}
     for model, settings in settings_by_model.items():
         vram = settings.pop(VRAM, "")
-        # The settings are what is left.
+        # What the pops below take out is no setting; the rest are the settings.
         recipes[model.lower()] = ModelRecipe(
             id=model,
             min_vllm=settings.pop(""),
@@ -134,7 +139,10 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
 
 
 def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
-    """Return upstream's recipe of a model; of a name without an owner, of any one's checkpoint."""
+    """Return upstream's recipe for OWNER/NAME, None if there is none.
+
+    For NAME alone, return the first recipe for a checkpoint of that name, of any owner.
+    """
     lower_name = model.lower()
     recipes = model_recipes(release)
 
@@ -152,7 +160,10 @@ def read_presets(place: Path = PLACE) -> tuple[Preset, ...]:
 
 @cache
 def load_presets() -> tuple[Preset, ...]:
-    """Return all presets: those of the file, completed by recipes, then those of recipes alone."""
+    """Return all presets: those of presets.toml, then one for each further recipe for a GB10.
+
+    Presets of the file get the settings of upstream's recipes that they do not differ from.
+    """
     presets = {preset.id.lower(): preset for preset in read_presets()}
     table = read_table(MODELS)
 
@@ -171,7 +182,7 @@ def load_presets() -> tuple[Preset, ...]:
 def split_settings(
     settings: Values,
 ) -> tuple[dict[str, str | bool], dict[str, str]]:
-    """Return flags, True for one without a value, and variables."""
+    """Return the flags and the variables among settings. A flag without a value becomes True."""
     flags = {
         row: value or True for row, value in settings.items() if row.startswith("-")
     }
@@ -182,7 +193,10 @@ def split_settings(
 
 
 def _complete_preset(preset: Preset) -> Preset:
-    """Add the settings of upstream's recipe, unless the preset gives a reason against them."""
+    """Return a preset with what upstream's recipe adds to it.
+
+    Values of the preset go first. Settings against which the preset gives a reason are not added.
+    """
     recipe = find_recipe(preset.id)
     if recipe is None:
         return preset
@@ -211,7 +225,10 @@ def _complete_preset(preset: Preset) -> Preset:
 
 
 def same_value(left: str | None, right: str | None) -> bool:
-    """Return whether two values of a flag mean the same, as numbers and JSON do."""
+    """Return whether two values of a flag mean the same: ``0.80`` and ``0.8``, JSON in any spacing.
+
+    Upper and lower case do not matter. None equals only None.
+    """
     if left is None or right is None:
         return left is right
 
@@ -222,14 +239,14 @@ def same_value(left: str | None, right: str | None) -> bool:
 
 
 def find_preset(model: str) -> Preset | None:
-    """Return the preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter.
+    """Return the preset for OWNER/NAME, NAME or a folder called NAME; case does not matter.
 
-    Return None if there is none, or if several have that name.
+    Return None if there is none, or if several presets have the name.
     """
     path = model.rstrip("/").lower()
     owner, _sign, name = path.rpartition("/")
 
-    # A folder may be a copy, another owner's checkpoint is not.
+    # A folder called NAME may be a copy of the preset's checkpoint. Another owner's NAME is not.
     is_folder = "/" in owner or owner in ("", ".", "..", "~")
     namesakes = []
 
@@ -245,7 +262,7 @@ def find_preset(model: str) -> Preset | None:
 
 
 def named_preset(name: str) -> Preset:
-    """Return the preset of a name. Raises UsageError if there is none."""
+    """Return the preset for a name that the user gives. Raises UsageError if there is none."""
     if preset := find_preset(name):
         return preset
 
@@ -260,7 +277,10 @@ def named_preset(name: str) -> Preset:
 
 
 def suggest_presets(name: str) -> list[str]:
-    """Return the names of presets that are one slip away from a name or begin with it."""
+    """Return the presets that the user may mean by a name, for a hint.
+
+    They have the same name and another owner; or they are one slip away; or they begin with it.
+    """
     lower_name = name.lower()
     presets = load_presets()
 
@@ -272,7 +292,7 @@ def suggest_presets(name: str) -> list[str]:
     names = [preset.id if has_owner else preset.name for preset in presets]
     slips = [row for row in names if is_slip(name, row)]
 
-    # OWNER/NAME may be another checkpoint of the same model; a bare name has no owner.
+    # With an owner, a longer name would be another checkpoint, so only slips count.
     if slips or has_owner or len(name) < _SHORTEST:
         return slips
 

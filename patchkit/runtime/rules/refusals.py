@@ -1,4 +1,7 @@
-"""Make the errors with which patchkit refuses a node, a file or a request; their texts are data."""
+"""Make the errors with which patchkit refuses a node, a file or a request.
+
+Their texts are data: recipes/env/refusals.toml.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from patchkit.runtime.rules.releases import read_env_data
 
 
 def refusal(key: str, **fields: object) -> errors.PatchkitError:
-    """Return the error of a key of recipes/env/refusals.toml, with its ``{fields}`` filled in."""
+    """Return the error that refusals.toml has for a key, with ``fields`` filled into its texts."""
     row = read_env_data("refusals")[key]
     kind: type[errors.PatchkitError] = getattr(errors, row["kind"])
     return kind(

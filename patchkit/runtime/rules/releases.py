@@ -1,11 +1,12 @@
-"""Compare releases with ranges by the standard library alone: a node may have no `packaging`.
+"""Compare releases with ranges, and read the tables of names that releases have.
 
-A development version or pre-release counts as the release that it leads to: ``0.33.1.dev12+g1a2b``
-is in ``>=0.33.1``, because what a release brings is in its development versions first.
+Only the standard library is used, since a node may have no `packaging`. A development version or
+pre-release counts as the release that it leads to: ``0.33.1.dev12+g1a2b`` is in ``>=0.33.1``,
+because it already has most of what the release brings.
 
-Tables hold names that releases bring and drop. A row is ``name<TAB>first<TAB>last<TAB>default``; a
-name whose default changed, or that came back, has several, in the order of their releases. Lines
-that begin with # are comments.
+A row of a table is ``name<TAB>first<TAB>last<TAB>default``: the first and the last release that
+have the name, and its default there. A name whose default changed, or that came back, has several
+rows, in the order of releases. Lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from patchkit.records import RECIPES, read_toml
 
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
 _BOUND = re.compile(r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*")
-LONGEST = 100  # characters of a version; Python refuses to read numbers of thousands of digits
+LONGEST = 100  # characters of a version; int() refuses thousands of digits
 _COMPARISONS = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -37,7 +38,10 @@ _COMPARISONS = {
 
 @lru_cache(maxsize=1024)  # tables name the same few releases in every row
 def release(version: str) -> tuple[int, ...]:
-    """Return ``(0, 25, 1)`` of ``0.25.1rc2+cu130``, without zeros at the end. Raises UsageError."""
+    """Return the numbers of a version: ``(0, 25, 1)`` for ``0.25.1rc2+cu130``.
+
+    Zeros at the end are left out. Raises UsageError if the text is no version.
+    """
     match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
 
     if match is None:
@@ -48,7 +52,10 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def within(version: str, bounds: str) -> bool:
-    """Return whether a version is in ``>=0.24,<0.33``; all are in ``""``. Raises UsageError."""
+    """Return whether a version is in a range such as ``>=0.24,<0.33``. All versions are in ``""``.
+
+    Raises UsageError if the text is no version, or a bound is malformed.
+    """
     numbers = release(version)
     for bound in filter(str.strip, bounds.split(",")):
         match = _BOUND.fullmatch(bound)
@@ -64,8 +71,11 @@ def within(version: str, bounds: str) -> bool:
 
 
 def check_range(text: str) -> None:
-    """Raise ValueError if a text is no range (the form that ``patchkit.records`` needs)."""
-    # Check each bound by itself: within() stops at the first that is not met.
+    """Raise ValueError if a text is no range of versions.
+
+    A field with this check in ``patchkit.records`` needs a ValueError, not a UsageError.
+    """
+    # Each bound is checked by itself, since within() stops at the first one that is not met.
     for bound in text.split(","):
         try:
             within("0", bound)
@@ -75,9 +85,10 @@ def check_range(text: str) -> None:
 
 @frozen
 class Lifetime:
-    """A name between two releases, both included; ``is_current`` says that the newest has it.
+    """A name, and the first and last release that have it.
 
-    ``default`` is empty where it is not set.
+    ``default`` is "" if the name has none. ``is_current`` says that the newest known release has
+    the name; only ``Table.lifetime`` sets it.
     """
 
     name: str
@@ -87,17 +98,20 @@ class Lifetime:
     is_current: bool = False
 
     def has(self, numbers: tuple[int, ...]) -> bool:
-        """Return whether a release, as numbers, has the name."""
+        """Return whether a release has the name; ``numbers`` is the result of ``release``."""
         return release(self.first) <= numbers <= release(self.last)
 
 
 class Table:
-    """The rows of a file; ``oldest`` and ``newest`` are the first and last release it knows."""
+    """The rows of a table.
+
+    ``oldest`` and ``newest`` are the first and the last release in it: numbers, and a text.
+    """
 
     def __init__(self, rows: list[Lifetime]) -> None:
         self.rows = rows
 
-        # An index: `check` looks up every name of a file.
+        # An index, since `check` looks up every name in a file.
         self._by_name: dict[str, list[Lifetime]] = {}
         self._edges: set[tuple[int, ...]] = set()
         for row in rows:
@@ -109,9 +123,10 @@ class Table:
         self.newest = max((row.last for row in rows), key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
-        """Return name → default in a release, or in any release for "".
+        """Return name → default in a release; for "", the names of all releases.
 
-        A release that the table does not have counts as the last one before it.
+        A release that the table does not have counts as the last one before it, and one that is
+        older than the table as its first one.
         """
         rows = self.rows
 
@@ -126,7 +141,7 @@ class Table:
         return {row.name: row.default for row in rows}
 
     def lifetime(self, name: str) -> Lifetime | None:
-        """Return a name's first and last release, with its last default; None if it is unknown."""
+        """Return a name with its first and last release and its last default; None if unknown."""
         rows = self._by_name.get(name)
         if not rows:
             return None
@@ -141,13 +156,16 @@ class Table:
 
 @cache
 def read_env_data(name: str) -> Mapping[str, Any]:
-    """Return a file of recipes/env as it is: hardware, values, words. Raises UsageError."""
+    """Return the contents of ``recipes/env/NAME.toml``. Raises UsageError if it is malformed."""
     return read_toml(dict[str, Any], RECIPES / "env" / f"{name}.toml")
 
 
 @cache
 def read_table(*places: Path) -> Table:
-    """Return the rows of files, one after the other. Raises SourceError."""
+    """Return the table of several files together.
+
+    Raises SourceError if a file cannot be read or is malformed.
+    """
     rows: list[Lifetime] = []
     for place in places:
         try:

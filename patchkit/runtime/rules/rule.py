@@ -1,8 +1,8 @@
 """Select the entries of ``recipes/env`` that apply, and the rules that the user wants.
 
-Every entry has a condition and its source. A rule makes a setting while its condition is met; it is
-on by default, turned on by ``--with``, or off. A condition
-is ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = range``.
+Every entry has a condition and a source. A rule makes a setting while its condition is met. It is
+on by default, or only if ``--with`` turns it on; ``--without`` turns it off. A condition is
+``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = range``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FACTS = RECIPES / "env" / "facts.toml"
 CHOICES = read_toml(dict[str, tuple[str, ...]], _FACTS, key="choices")
 CHOICES["target"] = (*targets(), "other")
 _RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
-_UNTOLD = "untold"  # the value in a condition that an unknown fact meets
+_UNTOLD = "untold"  # a value in conditions: it is met if the fact is unknown
 
 Names = tuple[str, ...]
 Values = Mapping[str, str]
@@ -32,7 +32,7 @@ Values = Mapping[str, str]
 Condition = Mapping[str, str | Names]
 Situation = Values
 Routes = Mapping[str, Names]
-"""Layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE."""
+"""Kind of layers (the beginning of a description) → kernels they use: NAME, or NAME RANGE."""
 VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
 FlagName = Annotated[
     str, matching(r"--[a-z0-9-]+(\.\w+)?", "a flag, written as --a-flag")
@@ -40,7 +40,10 @@ FlagName = Annotated[
 
 
 def is_met(when: Condition, situation: Situation) -> bool:
-    """Return whether all conditions are met; an unknown fact meets only ``"untold"``."""
+    """Return whether a situation meets a condition: all of its facts have to fit.
+
+    An unknown fact fits only the value ``untold``.
+    """
     for fact, values in when.items():
         value = situation.get(fact, "")
         if fact not in _RANGES:
@@ -58,7 +61,7 @@ def _alternatives(values: str | Names) -> Names:
 
 
 def check_condition(when: Condition) -> None:
-    """Raise ValueError for a condition with an unknown fact, value or range."""
+    """Raise ValueError if a condition has an unknown fact or value, or a malformed range."""
     for fact, values in when.items():
         if fact in _RANGES and isinstance(values, str):
             check_range(values)
@@ -82,9 +85,10 @@ def describe_condition(when: Condition) -> str:
 
 @frozen
 class Grounded:
-    """A statement that holds in some situations, and who says so.
+    """A statement that holds in the situations of ``when``, with its source.
 
-    ``by_release`` maps ranges of vLLM releases to the text that replaces ``text_field`` there.
+    ``by_release`` maps a range of vLLM releases to another text for them. ``text_field`` is the
+    name of the field that the text replaces.
     """
 
     text_field: ClassVar[str] = "reason"
@@ -99,7 +103,10 @@ class Grounded:
 
 @frozen
 class Rule(Grounded):
-    """A setting to make while ``when`` holds, and why; if ``optional``, only by ``--with``."""
+    """A setting to make while ``when`` holds, and why.
+
+    An ``optional`` rule is only on if the user turns it on by ``--with``.
+    """
 
     reason: str
     routes: Routes = field(default_factory=dict)
@@ -108,13 +115,16 @@ class Rule(Grounded):
 
     @property
     def default(self) -> bool:
-        """Return whether the rule is on by default; a rule with a single report never is."""
+        """Return whether the rule is on by default. One that rests on a single report is not."""
         return not self.optional and self.evidence != SINGLE_REPORT
 
 
 @frozen
 class Discouraged(Grounded):
-    """A setting to leave out while ``when`` holds, for values that ``values`` matches, and why."""
+    """A setting to leave out while ``when`` holds, and why.
+
+    ``values`` is a regular expression of the values that it is about, "" for all values.
+    """
 
     reason: str
     routes: Routes = field(default_factory=dict)
@@ -127,7 +137,7 @@ class Discouraged(Grounded):
 
 @frozen
 class Advice(Grounded):
-    """A problem that no variable and no flag solves, reported while ``when`` holds."""
+    """A problem to report while ``when`` holds, which no rule solves by a variable or a flag."""
 
     text_field: ClassVar[str] = "says"
 
@@ -146,7 +156,7 @@ def describe_routes(routes: Routes) -> str:
 
 
 def select_entries(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
-    """Return the entries whose condition is met, with their texts for this vLLM release."""
+    """Return the entries whose condition is met, with their texts for the situation's vLLM."""
     vllm = situation.get("vllm", "")
 
     return tuple(
@@ -157,7 +167,7 @@ def select_entries(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
 
 
 def adapt_to_release(entry: G, vllm: str) -> G:
-    """Return an entry with its text for a vLLM release; ``vllm`` is "" if unknown."""
+    """Return an entry with its text for a release of vLLM, unchanged if the release is ""."""
     for bounds, text in entry.by_release.items():
         if vllm and within(vllm, bounds):
             changed: dict[str, Any] = {entry.text_field: text}
@@ -174,7 +184,10 @@ class RuleChoice:
     unwanted: frozenset[str] = frozenset()
 
     def check(self, rules: Iterable[Rule], hint: str) -> None:
-        """Raise UsageError for an id that no rule has; ``hint`` says what lists the rules."""
+        """Raise UsageError for an id that no rule has.
+
+        ``hint`` tells how to list the rules; it is used if no rule has a similar id.
+        """
         ids = {rule.id for rule in rules}
         unknown = sorted((self.wanted | self.unwanted) - ids)
         if unknown:
@@ -184,7 +197,7 @@ class RuleChoice:
             )
 
     def divide(self, rules: Sequence[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
-        """Return the rules that are on, by default or by ``--with``, and those that are off."""
+        """Return two groups of rules: those that are on, and those that are off."""
         defaults = {rule.id for rule in rules if rule.default}
         active_ids = (defaults | self.wanted) - self.unwanted
         active = tuple(rule for rule in rules if rule.id in active_ids)

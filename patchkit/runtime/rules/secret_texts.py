@@ -1,7 +1,8 @@
-"""Find secrets in logs, errors and reports: after their names, flags and headers, in URLs. Pure.
+"""Find secrets in logs, errors and reports: behind names, flags and headers, and in URLs. Pure.
 
-The one redactor of all that is shown: ``mask_secrets`` for texts, ``secret_spans`` for reports.
-Which variables are secrets or run code is data: recipes/env/secrets.toml, code.toml.
+All that patchkit shows is redacted by this module: texts by ``mask_secrets``, reports by
+``secret_spans``. Which variables hold secrets, and which make vLLM run code, is data:
+recipes/env/secrets.toml and code.toml.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from functools import cache
 from patchkit.runtime.rules.releases import read_env_data
 
 Span = tuple[int, int]
-"""Where a text in another one begins and ends."""
+"""The positions in a text at which a part of it begins and ends."""
 
 _MASK = "(masked)"
-_SHORTEST_FLAG = 6  # characters
+_SHORTEST_FLAG = 6  # characters of a beginning of a flag that is not ambiguous
 _QUOTES = "'\"`"
 _LONGEST = 4000  # characters of a value
-# A name, and what leads from it to its value. Backslashes before quotes: JSON within JSON.
+# A name, and the signs or words between the name and its value. A backslash before a quote is from
+# JSON in a string of JSON.
 _NAME = re.compile(
     r"""(?<![\w-])(?<!\$\{)(?P<quote>["'`])?(?P<dashes>--?)?(?P<name>[A-Za-z][\w-]{1,80})
     (?(dashes)(?:\.[\w.+-]+)?)
@@ -42,26 +44,26 @@ _ITEM = re.compile(
     rf"""{_QUOTED.pattern}|(?P<bare>[^\s,"'\\\[\]()]+)|(?P<close>[\])])"""
 )
 _NEXT = re.compile(r"""["']?[ \t]*(?:,\s{0,99}|[ \t])(?=[bru]?["']?[^-\s&|<>;"'])""")
-# A class or the scheme of a header, before the value itself.
+# What may stand before the value itself: pydantic's SecretStr( or the scheme of a header.
 _BEFORE = re.compile(r"Secret\w*\(|(?:Bearer|Basic|Token|Digest)[ \t]+", re.IGNORECASE)
 _ASSIGNS = re.compile(r"[=:>]|\bset\b")
 _SHELL_SETS = re.compile(
     r"(?<![\w-])(?P<word>setenv|set)(?P<flags>(?:[ \t]+--?[A-Za-z][\w-]{0,20}){1,4})?[ \t]+\Z"
 )
-_COMMAND = 100  # characters before a name that say whether a shell sets it
+_COMMAND = 100  # characters before a name in which a command of a shell is searched
 _AROUND = " \t\r\\\"'"
 _LINE_BEGINS = re.compile(r"[ \t]*(?:export[ \t]+|Environment=|-e[ \t]+)?")
 
 
 @cache
 def _secret_pattern() -> re.Pattern[str]:
-    """Return all patterns of secrets in one: files have hundreds of thousands of names."""
+    """Return one pattern for all names of secrets, for speed: logs have very many names."""
     patterns = map(translate, read_env_data("secrets")["names"])
     return re.compile("|".join(patterns))
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable of this name holds a secret, in upper or lower case."""
+    """Return whether a variable of this name holds a secret. Case does not matter."""
     upper = name.upper()
 
     if upper in read_env_data("secrets")["except"]:
@@ -71,11 +73,14 @@ def is_secret(name: str) -> bool:
 
 
 def secret_flag(word: str) -> str:
-    """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
+    """Return the flag of `vllm serve` that a word means and whose value is a secret, else "".
+
+    The word may be ``--flag=value``, and the beginning of a flag, as vLLM's parser allows.
+    """
     written = re.split(r"[=.]", word, maxsplit=1)[0]
     name = written.replace("_", "-")
 
-    # A shorter prefix is ambiguous, and vLLM refuses it.
+    # A shorter beginning fits several flags, so vLLM refuses it.
     if len(name) < _SHORTEST_FLAG:
         return ""
 
@@ -84,7 +89,7 @@ def secret_flag(word: str) -> str:
 
 
 def find_code_risk(name: str) -> str:
-    """Return how a variable of this name runs code, "" if it is not known to do so."""
+    """Return how a variable or flag of this name makes vLLM run code, "" if it is not known to."""
     for row in read_env_data("code")["code"]:
         is_exception = name in row.get("except", ())
         is_named = any(fnmatchcase(name, form) for form in row["names"])
@@ -95,7 +100,7 @@ def find_code_risk(name: str) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """Return a text with ``(masked)`` for each secret in it."""
+    """Return a text in which each secret is replaced by ``(masked)``."""
     parts = []
     end = 0
 
@@ -108,12 +113,12 @@ def mask_secrets(text: str) -> str:
 
 
 def secret_spans(text: str) -> list[Span]:
-    """Return where the secrets of a text begin and end, in order."""
+    """Return the spans of all secrets in a text, in order and without overlaps."""
     spans = list(_spans_by_form(text))
     end = 0
 
     for name in _NAME.finditer(text):
-        # The name stands in a secret: a line of names would take long.
+        # Skip a name inside a secret, since a long line of names would take too much time.
         if name.end() < end:
             continue
 
@@ -125,7 +130,7 @@ def secret_spans(text: str) -> list[Span]:
 
 
 def _spans_by_form(text: str) -> Iterator[Span]:
-    """Yield secrets that are recognised by their own form, or by the program they follow."""
+    """Yield the spans of secrets that have the form of a key, or follow a certain program."""
     texts = read_env_data("secrets")["texts"]
     tokens = "|".join(texts["tokens"])
 
@@ -136,7 +141,7 @@ def _spans_by_form(text: str) -> Iterator[Span]:
 
 
 def _merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order; those that overlap become one."""
+    """Return spans in order, with overlapping spans merged into one."""
     merged: list[Span] = []
 
     for start, stop in sorted(spans):
@@ -150,7 +155,7 @@ def _merge_spans(spans: Iterable[Span]) -> list[Span]:
 
 @cache
 def holds_secret(name: str) -> bool:
-    """Return whether a variable, a header or a key of JSON holds a secret."""
+    """Return whether a variable, a header or a key of JSON with this name holds a secret."""
     texts = read_env_data("secrets")["texts"]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
 
@@ -160,15 +165,15 @@ def holds_secret(name: str) -> bool:
 
 
 def matches_one(forms: Sequence[str], text: str) -> bool:
-    """Return whether a text has one of these forms, as a whole and in whatever case."""
+    """Return whether one of the regular expressions matches a whole text. Case does not matter."""
     return any(re.fullmatch(form, text, re.IGNORECASE) for form in forms)
 
 
 def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
-    """Yield the secrets that follow a name: the value of a flag, of a variable, or of a key."""
+    """Yield the spans of secrets behind a name: the value of a flag, of a variable, or of a key."""
     assigns = _ASSIGNS.search(name["sign"]) is not None
     dashes = name["dashes"] or ""
-    # Behind a blank or a comma only a shell's own word makes it a value.
+    # If only a blank or a comma is between, it is a value only in a shell's `set NAME VALUE`.
     if not (dashes or assigns or _is_set_by_shell(text, name)):
         return
 
@@ -185,7 +190,7 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
 
 
 def _several_values(text: str, start: int) -> Iterator[Span]:
-    """Yield the values of a flag that takes several, as `--api-key`, until one is no secret."""
+    """Yield the secrets of a flag that takes several values, until a value is no secret."""
     while values := list(_value_at(text, start)):
         yield from values
 
@@ -197,7 +202,10 @@ def _several_values(text: str, start: int) -> Iterator[Span]:
 
 
 def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
-    """Return whether a shell sets a name there: fish's and csh's words stand in sentences, too."""
+    """Return whether `set` of fish or `setenv` of csh before a name makes it a variable's name.
+
+    These words also occur in prose. So a plain `set` counts only if the value is not all letters.
+    """
     begin = max(0, name.start() - _COMMAND)
     command = _SHELL_SETS.search(text, begin, name.start())
     if command is None or not name["sign"].isspace():
@@ -213,14 +221,14 @@ def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
 
 
 def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
-    """Yield the value of a name, or those in a list."""
+    """Yield the secrets in the value of a name: a list, the rest of a line, or one word."""
     start = name.end()
     line_start = text.rfind("\n", 0, name.start()) + 1
     is_of_line = _LINE_BEGINS.fullmatch(text, line_start, name.start()) is not None
     is_quoted_key = name["sign"].lstrip("\\").startswith(tuple(_QUOTES))
     is_list = text.startswith(("[", "("), start)
 
-    # A text within a text has the quotes of its value escaped.
+    # In a string within a string, the quotes of the value have backslashes.
     is_escaped = text.startswith(('\\"', "\\'"), start)
     is_pair = name["quote"] and not (is_quoted_key or is_escaped)
     is_assignment = name["sign"] == "=" and is_of_line
@@ -234,7 +242,7 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
 
 
 def _rest_of_line(text: str, start: int, quote: str) -> Iterator[Span]:
-    """Yield a value up to a quote or the line's end: it may hold blanks and further = signs."""
+    """Yield a value up to a quote or the line's end, which may hold blanks and further = signs."""
     end = text.find("\n", start)
     line = text[start:] if end < 0 else text[start:end]
     value = line.partition(quote)[0] if quote else line
@@ -246,7 +254,7 @@ def _rest_of_line(text: str, start: int, quote: str) -> Iterator[Span]:
 
 
 def _listed_values(text: str, start: int) -> Iterator[Span]:
-    """Yield the values of a list that begins before ``start``, until it ends or has another."""
+    """Yield the secrets in a list whose bracket is before ``start``. It ends at a nested list."""
     for item in _ITEM.finditer(text, start, start + _LONGEST):
         is_nested = item.start() > start and text[item.start() - 1] in "[("
 
@@ -259,7 +267,7 @@ def _listed_values(text: str, start: int) -> Iterator[Span]:
 
 
 def _value_at(text: str, start: int) -> Iterator[Span]:
-    """Yield the value that begins at a place, if it is a secret."""
+    """Yield the value that begins at ``start``, if it is a secret."""
     if scheme := _BEFORE.match(text, start):
         start = scheme.end()
 
@@ -271,7 +279,7 @@ def _value_at(text: str, start: int) -> Iterator[Span]:
 
 
 def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[Span]:
-    """Yield a value without its scheme and the sign that ends a sentence, if it is a secret."""
+    """Yield a value if it is a secret, without a header's scheme and the end mark of a sentence."""
     if scheme := _BEFORE.match(text, start, stop):
         start = scheme.end()
 
@@ -283,7 +291,7 @@ def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[Sp
 
 
 def is_readable(value: str, *, quoted: bool) -> bool:
-    """Return whether a value stands in the place of a secret: a reference, a path, a dummy."""
+    """Return whether a value is not a secret itself: a reference to one, a path, a dummy, prose."""
     texts = read_env_data("secrets")["texts"]
 
     if matches_one(texts["readable"], value):

@@ -1,8 +1,9 @@
-"""Tell a slip of the pen from another name: one letter, or the same words in another order.
+"""Tell a mistyped name from another name.
 
-A likely name is not good enough to be advised: whoever follows a wrong "did you mean" sets a
-variable that does something else. So digits do not count as slips (FP4 is not FP8), nor letters of
-abbreviations (TP is not DP), nor words too few or too many (VLLM_HOST is not VLLM_HOST_IP).
+A name is mistyped if one letter is wrong, or two are swapped, or its words are in another order. A
+name that is merely similar is not suggested, since a user who follows a wrong "did you mean" sets a
+variable that does something else. So a different digit is another name (FP4, FP8), and so is a
+different letter in an abbreviation (TP, DP), or a further word (VLLM_HOST, VLLM_HOST_IP).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from os.path import commonprefix
 
-_WORD = 4  # letters from which on a word is more than an abbreviation
-# Characters: no name of vLLM or NCCL is half as long, and difflib is quadratic.
+_WORD = 4  # letters; a shorter word is an abbreviation
+# Characters of a name that is looked up. Names of vLLM and NCCL have fewer than half of that, and
+# the time that difflib takes grows with the square of the length.
 _LONGEST = 100
-_MOST = 100  # names of a file
-_ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hint for the other
+_MOST = 100  # names to look up for one file
+_ALIKE = 0.8  # similarity, from 0 to 1, from which on a name is suggested
 
 
 def is_slip(wrong: str, right: str) -> bool:
@@ -24,7 +26,7 @@ def is_slip(wrong: str, right: str) -> bool:
     if wrong == right or abs(len(wrong) - len(right)) > 1:
         return False
 
-    # What is left between their common beginning and their common end.
+    # Compare what is between the common beginning and the common end of both names.
     start = len(commonprefix((wrong, right)))  # noqa: RUF071 (of names, not of paths)
     tails = (wrong[start:][::-1], right[start:][::-1])
     end = len(commonprefix(tails))  # noqa: RUF071
@@ -36,7 +38,7 @@ def is_slip(wrong: str, right: str) -> bool:
         is_swapped_pair = len(letters) == 4 and wrong_letters == right_letters[::-1]
         return is_swapped_pair or sorted(wrong.split("_")) == sorted(right.split("_"))
 
-    # TP is not DP: another letter in an abbreviation makes another one.
+    # In an abbreviation, another letter makes another abbreviation: TP is not DP.
     word_length = min(_word_length(wrong, start), _word_length(right, start))
     may_be_replaced = len(letters) == 1 or word_length >= _WORD
     return may_be_replaced and not any(map(str.isdigit, letters))
@@ -49,7 +51,7 @@ def _word_length(name: str, position: int) -> int:
 
 
 def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint at the most similar name, or ``otherwise`` if none is similar."""
+    """Return a hint at the known name that is most similar, or ``otherwise`` if none is similar."""
     from difflib import get_close_matches  # seldom needed, and slow to load
 
     if len(name) > _LONGEST:

@@ -1,4 +1,4 @@
-"""Read rules about variables: ``recipes/env/rules.toml``, whose head describes the fields."""
+"""Read the rules about variables from ``recipes/env/rules.toml``; its head describes the fields."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from patchkit.runtime.rules.rule import (
 )
 
 CACHES = ".local/state/patchkit"
-"""The folder of all caches below a user's home, where systemd 254 has a StateDirectory=."""
+"""The folder of all caches, below a user's home, where systemd 254 puts StateDirectory=."""
 
 STACKS = f"{CACHES}/stacks"
-"""The folder of what hanging processes write, there."""
+"""The folder, below a user's home, for the stacks that hanging processes write."""
 
-# As the Hub has them; -- stands for the slash in a folder's name, as in the Hub's own cache.
+# Names of repositories at Hugging Face. They have no --, which is the slash in names of folders.
 _REPO = re.compile(
     r"(?!.*--)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII
 )
@@ -37,7 +37,10 @@ _REPO = re.compile(
 
 @frozen
 class VariableRule(Rule):
-    """Variables, whose values may hold ``{facts}``; while it is on, ``replaces`` is off."""
+    """A rule that sets variables; their values may hold ``{facts}`` to fill in.
+
+    While the rule is on, the rule with the id ``replaces`` is off.
+    """
 
     set: Mapping[VariableName, str]
     scope: Literal["shared", "host"]
@@ -50,7 +53,7 @@ class VariableRule(Rule):
 
 @frozen
 class Avoid(Discouraged):
-    """Variables that should not be set; ``instead`` is what to do."""
+    """Variables that should not be set, and what to do ``instead``."""
 
     variables: tuple[VariableName, ...]
     severity: Literal["error", "warning", "note"]
@@ -59,7 +62,10 @@ class Avoid(Discouraged):
 
 @frozen
 class VariableAdvice(Advice):
-    """Advice on a problem that is solved where ``unless`` is set; as a note it refuses no file."""
+    """Advice on a problem that is solved if the variables of ``unless`` have these values.
+
+    With severity ``note``, the finding does not make `check` fail.
+    """
 
     severity: Literal["warning", "note"] = "warning"
     unless: Mapping[VariableName, str] = field(default_factory=dict)
@@ -70,11 +76,11 @@ class VariableAdvice(Advice):
 
 @frozen
 class Executor:
-    """An executor in some releases of vLLM.
+    """An executor of vLLM, in the releases ``vllm``.
 
-    ``switch`` is the rule that chooses it where it is not the default. ``copies`` says what the
-    head does to a worker's variables that begin with ``prefixes``: ``fills in`` keeps those that
-    the worker has.
+    ``switch`` is the id of the rule that turns it on, "" if it needs none. ``copies`` says what the
+    head does to a worker's variables that begin with ``prefixes``: ``fills in`` sets only those
+    that the worker does not have.
     """
 
     name: Literal["uni", "mp", "ray"]
@@ -100,7 +106,7 @@ class VariableRules:
 
     @property
     def of_host(self) -> frozenset[str]:
-        """Return the variables that some rule sets for each node by itself."""
+        """Return the variables that a rule sets for each node separately."""
         return frozenset(
             name for rule in self.rules if rule.scope == "host" for name in rule.set
         )
@@ -108,32 +114,32 @@ class VariableRules:
 
 @cache
 def load_variable_rules() -> VariableRules:
-    """Return the rules. Raises UsageError, with file and line, for a wrong entry."""
+    """Return the contents of rules.toml. Raises UsageError, with file and line, if malformed."""
     return read_toml(VariableRules, RECIPES / "env" / "rules.toml")
 
 
 def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
-    """Return the folders for what a release compiles, below ``caches``.
+    """Return the folders, below ``caches``, for what a release of vLLM compiles.
 
-    ``cache`` is for machine code, which models share; ``graphs`` for what is compiled of ``model``,
-    a repository or a path, "" for a model that is not known.
+    The folder ``cache`` is for machine code that all models share, the folder ``graphs`` for what
+    is compiled for ``model``: a repository, a path, or "" for a model that is not known.
     """
     folder = f"{caches}/vllm-{vllm}"
     graphs = folder
     if _REPO.fullmatch(model):
-        # As the Hub's folders have a repository.
+        # Named as huggingface_hub names the folder of a repository.
         graphs += f"/models/{model.replace('/', '--')}"
     elif model:
         end = model.rstrip("/").rpartition("/")[2]
         plain_end = re.sub(r"[^A-Za-z0-9_.-]+", "_", end).lstrip(".-")
-        # Two paths may have the same end.
+        # The digest of the path tells two paths with the same end apart.
         graphs += f"/models/{plain_end[:60]}--{digest(model)[:12]}"
 
     return {"cache": folder, "graphs": graphs}
 
 
 def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
-    """Return the variables that keep what a release compiles in ``cache_folders``."""
+    """Return the variables that make a release of vLLM use the folders of ``cache_folders``."""
     (rule,) = (rule for rule in load_variable_rules().rules if rule.id == "caches")
 
     folders = cache_folders(caches, vllm, model)
@@ -143,22 +149,23 @@ def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
 def choose_executor(
     vllm: str, role: str, requested: str, wanted: AbstractSet[str]
 ) -> Executor:
-    """Return the requested executor, or for ``auto`` the first of the release.
+    """Return the requested executor, or for ``auto`` the first one that the release can use.
 
-    Raises UsageError if the release cannot use the requested executor.
-
-    ``wanted`` are the ids of rules that the user turns on.
+    A node alone (``role`` is ``single``) always gets the executor for one node. ``wanted`` are the
+    ids of rules that the user turns on. Raises UsageError if the release cannot use the requested
+    executor.
     """
     is_alone = role == "single"
     fitting: dict[str, Executor] = {}
 
     for executor in load_variable_rules().executors:
-        # uni serves a node alone; the others start ranks on several.
+        # uni is for a node alone; the other executors start ranks on several nodes.
         serves_role = (executor.name == "uni") is is_alone
 
         is_switched_on = not executor.switch or executor.switch in wanted
         if serves_role and is_switched_on and within(vllm, executor.vllm):
-            # The executor of a switch stands behind the default of the same name, and counts.
+            # In the file, an executor with a switch follows the one without a switch and of the
+            # same name, so it replaces that one here.
             fitting[executor.name] = executor
 
     first = next(iter(fitting))

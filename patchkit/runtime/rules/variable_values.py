@@ -1,4 +1,7 @@
-"""Judge values of variables: by values.toml and vllm_values.tsv, as addresses, as placeholders."""
+"""Judge values of variables: by tables, as addresses, and whether they are placeholders.
+
+The tables are values.toml, and vllm_values.tsv with the values that releases of vLLM take.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ INTEGER = "integer"
 NUMBER = "number"
 _READERS: Mapping[str, Callable[[str], float]] = {INTEGER: int, NUMBER: float}
 TAKEN = RECIPES / "env" / "vllm_values.tsv"
-_SHOWN = 8  # words in a message
+_SHOWN = 8  # allowed words that a message shows
 ADDRESSES = (
     "VLLM_HOST_IP",
     "MASTER_ADDR",
     "RAY_NODE_IP_ADDRESS",
     "RAY_OVERRIDE_NODE_IP_ADDRESS",
 )
-_HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
+_HOST_NAMES = {"MASTER_ADDR"}  # variables that may also hold a host's name
 _NO_ADDRESS = "no IP address"
-# As strtoll takes it, base 0.
+# Numbers that C's strtoll reads with base 0: decimal, octal and hexadecimal.
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")
 _OCTAL = re.compile(r"[+-]?0[0-7]+")
-_LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
+_LONGEST = 200  # characters of a placeholder; on long texts the patterns would be slow
 _FORM_TEXTS = read_env_data("values")["forms"]
 _FORMS = {name: re.compile(text) for name, text in _FORM_TEXTS.items()}
 ADDRESS_NAMES = _FORMS["address_names"]
@@ -41,7 +44,7 @@ ADDRESS_NAMES = _FORMS["address_names"]
 class ValueProblem:
     """Why a variable cannot have a value.
 
-    ``stops`` says that a launch on several nodes ends with it.
+    ``stops`` says that with this value, a launch on several nodes fails.
     """
 
     what: str
@@ -54,7 +57,10 @@ class ValueProblem:
 def find_value_problems(
     name: str, value: str, role: str = ""
 ) -> Iterator[ValueProblem]:
-    """Yield what is wrong with a value; a variable's default is always right."""
+    """Yield the problems of a variable's value in the role of a node; "": a role that is unknown.
+
+    An empty value, a placeholder and a variable's default have no problem.
+    """
     if not value or is_placeholder(name, value):
         return
 
@@ -85,12 +91,12 @@ def _address_trouble(name: str, value: str, *, is_alone: bool) -> str:
     if address.is_unspecified:
         return "every address, so none that others can connect to"
 
-    # A node alone may well use its own.
+    # A node that serves alone may use a loopback address.
     return "each node itself" if address.is_loopback and not is_alone else ""
 
 
 def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
-    """Yield that values.toml has other words, or another range of numbers, for a variable."""
+    """Yield a problem if values.toml has other words or numbers for a variable."""
     tables = read_env_data("values")
     rows = (*tables["number"], *tables["choice"])
     row = next((row for row in rows if name in row["names"]), None)
@@ -118,7 +124,7 @@ def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
 
 
 def read_nccl_number(value: str) -> int | None:
-    """Return the number that NCCL reads, None for other text."""
+    """Return the number that NCCL reads from a text (``017`` is octal), None if it is no number."""
     if not _NUMBER.fullmatch(value):
         return None
 
@@ -128,7 +134,7 @@ def read_nccl_number(value: str) -> int | None:
 
 
 def is_placeholder(name: str, value: str) -> bool:
-    """Return whether the value of a variable is still to be filled in."""
+    """Return whether a value is a placeholder, which somebody still has to replace."""
     if len(value) > _LONGEST:
         return False
 
@@ -147,10 +153,10 @@ def is_placeholder(name: str, value: str) -> bool:
 
 @frozen
 class AllowedValues:
-    """The values of a variable that vLLM takes; at any other it stops.
+    """The values that vLLM takes for a variable or a flag; with any other value it does not start.
 
-    ``how`` is a constant of this module: ONE, SEVERAL, INTEGER or NUMBER; ``words`` are the choices
-    of the first two.
+    ``how`` is a constant of this module: ONE, SEVERAL, INTEGER or NUMBER. ``words`` are the choices
+    for ONE and SEVERAL. With ``any_case``, upper and lower case do not matter.
     """
 
     how: str
@@ -168,7 +174,7 @@ class AllowedValues:
 
     @property
     def description(self) -> str:
-        """Return what it takes, for messages."""
+        """Return the values that are taken, in words for messages."""
         if self.how == INTEGER:
             return "a whole number"
         if self.how == NUMBER:
@@ -179,7 +185,7 @@ class AllowedValues:
         return f"{shown} and {more} others" if more > 0 else shown
 
     def allows(self, value: str) -> bool:
-        """Return whether vLLM starts with a value, as ``envs.py`` decides it."""
+        """Return whether vLLM takes a value, decided as in its ``envs.py``."""
         if self.how in _READERS:
             try:
                 _READERS[self.how](value)
@@ -199,7 +205,10 @@ class AllowedValues:
 
 @cache
 def vllm_values(version: str) -> Mapping[str, AllowedValues]:
-    """Return name → values that a known release takes, "": any release. Raises UsageError."""
+    """Return variable → the values that a release takes; for "", that any release takes.
+
+    Return nothing for a release outside the table. Raises UsageError if it is no version.
+    """
     table = read_table(TAKEN)
     if version and not table.oldest <= release(version) <= release(table.newest):
         return {}
@@ -208,7 +217,7 @@ def vllm_values(version: str) -> Mapping[str, AllowedValues]:
     if version:
         rows = [*table.at(version).items()]
 
-    # Of any release, all words of all of them.
+    # A name has several rows if its values changed: their words are joined.
     by_name: dict[str, AllowedValues] = {}
     for name, text in rows:
         allowed = AllowedValues.parse(text)

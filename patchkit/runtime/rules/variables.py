@@ -1,4 +1,4 @@
-"""Read which environment variables a release of vLLM or NCCL has, and those of other programs."""
+"""Read which environment variables releases of vLLM and NCCL have, and those of other programs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _HOME = RECIPES / "env"
 
 @frozen
 class OtherVariable:
-    """A variable of neither vLLM nor NCCL.
+    """A variable that neither vLLM nor NCCL defines.
 
-    ``of`` is the project that reads it, in ``versions``; empty means all.
+    ``of`` is the project that reads it; ``versions`` is the range of that project's versions that
+    do, "" for all.
     """
 
     of: str
@@ -33,9 +34,9 @@ def variable_table(reader: str) -> Table:
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
-    """Return name → default in a release, or in any release for "".
+    """Return name → default in a release; for "", the names of all releases.
 
-    With ``home``, return the names in that vLLM, with "" as default.
+    With ``home``, return the names in the vLLM in that folder, each with the default "".
     """
     if home:
         return dict.fromkeys(variable_readers(home / "envs.py"), "")
@@ -45,13 +46,16 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
 
 @cache
 def nccl_variables(version: str) -> Mapping[str, str]:
-    """Return name → default in a release; a later release counts as the newest known one."""
+    """Return name → default in a release; for "", the names of all releases.
+
+    A release later than the table counts as the newest one in it.
+    """
     return variable_table("nccl").at(version)
 
 
 @cache
 def other_variables() -> Mapping[str, OtherVariable]:
-    """Return the variables of Ray, torch, triton, and whatever else takes part in serving."""
+    """Return the variables of Ray, torch, triton and other software that takes part in serving."""
     projects = read_toml(dict[str, dict[str, dict[str, str]]], _HOME / "variables.toml")
     return {
         name: OtherVariable(of=project, **row)
@@ -61,6 +65,9 @@ def other_variables() -> Mapping[str, OtherVariable]:
 
 
 def lifetime(name: str) -> Lifetime | None:
-    """Return the releases, of vLLM or of NCCL, that have or had a variable."""
+    """Return the first and the last release, of vLLM or else NCCL, that have a variable.
+
+    Return None for another variable.
+    """
     of_vllm = variable_table("vllm").lifetime(name)
     return of_vllm or variable_table("nccl").lifetime(name)

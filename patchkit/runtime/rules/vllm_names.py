@@ -1,11 +1,12 @@
 """Read the names of variables and flags in the files of a vLLM, without importing it.
 
-All releases have the dict ``environment_variables`` in ``envs.py``: a name, and what reads it.
-Since 0.17 vLLM itself warns of each VLLM_* that is set and not in this dict ("Unknown vLLM
-environment variable detected"), so the dict decides what is known.
+In all releases, ``envs.py`` has the dict ``environment_variables``, which maps a name to the code
+that reads it. This dict decides which variables exist: since 0.17, vLLM itself warns of each VLLM_*
+that is set and not in it ("Unknown vLLM environment variable detected").
 
-Engine arguments are declared one by one in ``engine/arg_utils.py``, those of the server as fields
-of a class in ``cli_args.py``, which moved twice; a few more where the parser is put together.
+Flags of the engine are declared one by one in ``engine/arg_utils.py``. Flags of the server are the
+fields of a class in ``cli_args.py``, which moved twice, and a few are declared where the parser is
+made.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from patchkit.reading import LARGEST_IN_TREE, parse_python, read_bytes
 
 _DICT = "environment_variables"
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
-# The functions that declare flags, by their literal names, and the classes whose fields are flags.
+# The functions that declare flags as literals, and the classes whose fields are flags.
 _FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
 _CLASSES = ("BaseFrontendArgs", "FrontendArgs")
-# An action of vLLM's own pairs these, in the releases whose parser has it.
+# In releases whose parser has the class EnableDisableAction, each flag with one of these prefixes
+# also exists with the other one.
 _OPPOSITES = ("--enable-", "--disable-")
 _PARSER = "utils/argparse_utils.py"
 _PAIRS = "EnableDisableAction"
@@ -32,7 +34,7 @@ _SERVE = "entrypoints/cli/serve.py"
 
 
 def parse_file(place: Path) -> ast.Module:
-    """Return a file of vLLM as a syntax tree. Raises SourceError."""
+    """Return a Python file of vLLM as a syntax tree. Raises SourceError if it cannot be read."""
     try:
         return parse_python(read_bytes(place, limit=LARGEST_IN_TREE))
     except (UsageError, StorageError) as error:
@@ -50,11 +52,14 @@ def _unread(place: Path, what: str) -> SourceError:
 
 
 def variable_readers(place: Path) -> dict[str, ast.expr]:
-    """Return name → the code that reads it, of an ``envs.py``. Raises SourceError."""
+    """Return variable → the code that reads it, from an ``envs.py``.
+
+    Raises SourceError if the file cannot be read or has no such dict.
+    """
     readers = {}
     for node in parse_file(place).body:
         match node:
-            # The dict has an annotation or none, by release.
+            # In some releases the dict has an annotation, in others none.
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as table)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as table)
@@ -69,14 +74,19 @@ def variable_readers(place: Path) -> dict[str, ast.expr]:
 
 
 def read_flags(home: Path) -> frozenset[str]:
-    """Return the flags in the files below the folder of a vLLM. Raises SourceError."""
+    """Return the flags that the files in the folder of a vLLM declare.
+
+    Raises SourceError if a file is missing or cannot be read, or if a file other than
+    ``entrypoints/cli/serve.py`` declares no flags.
+    """
     engine = home / _ENGINE
     servers = sorted((home / "entrypoints").glob("*/cli_args.py"))
     if not servers:
         parse_file(engine)
         raise _unread(home / "entrypoints", "has no cli_args.py, one folder down")
 
-    # The verb's own file may declare none; the others always do, or their form is a new one.
+    # serve.py may declare none. If another file declares none, vLLM declares its flags in a new way
+    # that this module does not know.
     flags = set(_declared_flags(parse_file(home / _SERVE)))
     for place in (engine, *servers):
         declared = set(_declared_flags(parse_file(place)))
@@ -88,7 +98,7 @@ def read_flags(home: Path) -> frozenset[str]:
 
         flags |= declared
 
-    # This class makes --disable-X of every --enable-X, and the reverse.
+    # The class adds --disable-X for every --enable-X, and the reverse.
     parser = home / _PARSER
     body = parse_file(parser).body if parser.is_file() else []
     if any(getattr(row, "name", "") == _PAIRS for row in body):
@@ -111,7 +121,7 @@ def _declared_flags(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) if name in _FUNCTIONS:
-                # Also those of a list that is looped over.
+                # Literals anywhere in the function: some flags stand in a list for a loop.
                 for part in ast.walk(node):
                     match part:
                         case ast.Constant(value=str(text)) if _FLAG.fullmatch(text):
