@@ -1,1 +1,1 @@
-"""Check env files, launch scripts and running servers: names, values, flags, secrets, this host."""
+"""Check variables, flags and secrets of env files, launch scripts and running servers."""

@@ -36,7 +36,10 @@ _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9
 
 
 def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
-    """Return the findings of all checks in the order of lines, without silenced ones."""
+    """Run all checks of a text, and return their findings in the order of lines.
+
+    A comment ``# patchkit: ignore ID`` silences a finding, without an id all findings of its line.
+    """
     checks = (
         _check_header,
         check_names,
@@ -60,7 +63,7 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
         lines = ["", *checked.text.split("\n"), ""]
         findings = [row for row in findings if not _is_silenced(row, lines)]
 
-    # Two checks may come to the same finding.
+    # dict.fromkeys removes a finding that two checks have in common.
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: finding.line))
 
 
@@ -69,7 +72,8 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
     above = max(finding.line - 1, 0)
     highest = finding.line - _LONGEST
 
-    # A line that a backslash continues cannot have a comment: go up to the command's first line.
+    # A line that ends with a backslash cannot have a comment. So a comment above the first line of
+    # the command counts.
     while above > highest and lines[above].rstrip().endswith("\\"):
         above -= 1
 
@@ -83,7 +87,11 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
 
 
 def _check_header(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what is wrong in an env file that patchkit wrote; nothing about other files."""
+    """Yield what is wrong with an env file that patchkit wrote; nothing for other files.
+
+    It was edited, its first line has a malformed fact, or it sets a variable that makes vLLM run
+    code and that no rule sets.
+    """
     if not checked.text.startswith(f"# {MARK}"):
         return
 
@@ -102,7 +110,10 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _is_set_by_rule(variable: Assignment) -> bool:
-    """Return whether a rule sets this value; {ptxas} of a rule stands for any path of ptxas."""
+    """Return whether a rule sets this variable to this value.
+
+    For ``{ptxas}`` in the rule's value, any absolute path of ptxas fits.
+    """
     for rule in load_variable_rules().rules:
         if variable.name in rule.set:
             form = re.escape(rule.set[variable.name])
@@ -114,17 +125,17 @@ def _is_set_by_rule(variable: Assignment) -> bool:
 
 
 def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
-    """Yield what sh, systemd and docker read differently in an env file or a script.
+    """Yield a finding for each kind of line that sh, systemd and docker read differently.
 
-    Each kind of difference is one finding, about its first line.
+    The finding names the first such line of an env file or a script, and the number of others.
     """
     text = checked.text
     kind = checked.content.kind
-    # YAML, Dockerfiles and units may have CRLF: there CR is never part of a value.
+    # In YAML, Dockerfiles and units, a CR before the line's end is not part of a value.
     if "\r\n" in text and kind in (ENV, SHELL):
         yield build_finding("crlf", 1)
 
-    # The first line of patchkit's own files names the format, so only one program reads them.
+    # A file of patchkit names its format in its first line, so it is for one program only.
     has_format = "format" in head_facts(text)
     if has_format or kind not in (ENV, SHELL):
         return
@@ -146,7 +157,7 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
 def _find_differing_lines(
     form: re.Pattern[str], lines: Sequence[str]
 ) -> list[Assignment]:
-    """Return the variables, without values, of the lines that match ``form``."""
+    """Return the variables, without values, that the lines matching ``form`` set."""
     places = []
     for number, line in enumerate(lines, 1):
         if match := form.match(line):
@@ -156,7 +167,10 @@ def _find_differing_lines(
 
 
 def _check_advice(checked: CheckedText) -> Iterator[Finding]:
-    """Yield the known problems of these versions that the variables of the text do not solve."""
+    """Yield the known problems of the text's versions that its variables do not solve.
+
+    A text without a role counts as a head's if it sets variables for traffic between nodes.
+    """
     values = {row.name: row.value for row in checked.content.assignments}
     situation = {**checked.situation}
 

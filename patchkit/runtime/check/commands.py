@@ -23,13 +23,14 @@ from patchkit.runtime.rules.releases import read_env_data
 
 _SHELL = read_env_data("said")["shell"]
 _SERVER = read_env_data("said")["server"]
-_DEEPEST = 6  # levels of scripts that are words of other scripts
-_MOST_WORDS = 5000  # of the servers of a file
+_DEEPEST = 6  # levels of scripts in words of other scripts, as in sh -c 'sh -c "…"'
+_MOST_WORDS = 5000  # words of all servers of a file
 _DECLARATIONS = ("export", "declare", "typeset")
-_EXPORT_OPTIONS = {"-a", "+a", "allexport"}  # of set
+_EXPORT_OPTIONS = {"-a", "+a", "allexport"}  # options of `set`
 _CONTAINER = "container"
-_CONTAINER_VERBS = ("run", "create")  # behind exec a server is found without its verb
-_VERB_DISTANCE = 7  # words from docker to its verb, at most
+# `docker exec` is not needed here: its server is found by the words behind it.
+_CONTAINER_VERBS = ("run", "create")
+_VERB_DISTANCE = 7  # words behind `docker` among which its verb is searched
 
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*[ \t]*)=(?P<value>.*)", re.DOTALL)
 _VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
@@ -47,9 +48,9 @@ _SCRIPT = re.compile("|".join(_SHELL["scripts"]))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where commands are: the block of their variables, and the image that they run in.
+    """The place of a command: the block of its variables, and the image in which it runs.
 
-    ``depth`` counts the scripts around them that are words of other commands.
+    ``depth`` is the number of scripts around it that are words of other commands.
     """
 
     block: int = 0
@@ -58,7 +59,7 @@ class Place:
 
     @property
     def inside(self) -> Place:
-        """Return the place of a script that is a word of a command at this place."""
+        """Return the place of a script that is one word of a command at this place."""
         return replace(self, depth=self.depth + 1)
 
 
@@ -67,9 +68,10 @@ _WHOLE_FILE = Place()
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The start of a ``program`` in a command: SERVE, RAY or a container.
+    """The words of a command that start ``program``: SERVE, RAY or a container.
 
-    ``index`` is that of the program's word, ``arguments`` are the words behind the program's verb.
+    ``index`` is the position of the program's word in the command. ``arguments`` are the words
+    behind the program's verb.
     """
 
     program: str
@@ -82,8 +84,8 @@ class CommandReader:
     """Add the variables, servers and images of commands to the content of a file."""
 
     content: FileContent
-    exports_all: bool = False  # behind set -a
-    words_left: int = _MOST_WORDS  # of servers
+    exports_all: bool = False  # true behind `set -a`
+    words_left: int = _MOST_WORDS  # words of further servers that may be read
 
     def read_script(
         self,
@@ -91,9 +93,9 @@ class CommandReader:
         line: int = 1,
         place: Place = _WHOLE_FILE,
     ) -> None:
-        """Read a script whose text begins in a line of the file.
+        """Read a script; ``line`` is the line of the file where its text begins.
 
-        A variable that the script exports anywhere is no longer private.
+        A variable that the script exports anywhere is not private, also before the export.
         """
         if place.depth > _DEEPEST:
             return
@@ -135,7 +137,7 @@ class CommandReader:
     def set_variables(
         self, words: Sequence[Word], block: int, *, is_private: bool = False
     ) -> None:
-        """Add each NAME=value as a variable, and each NAME as one that gets the caller's value."""
+        """Add each word NAME=value to ``variables``, and each word NAME to ``passed``."""
         for word in words:
             if pair := _PAIR.fullmatch(word.text):
                 variable = Assignment(
@@ -163,13 +165,16 @@ class CommandReader:
             and _has_server_flag(words)
             and not place.block
         ):
-            # An array of a script keeps the flags of a server.
+            # The words are an array in a script, which keeps flags for a server.
             self._add_server(SERVE, words, 0)
         else:
             self._read_arguments(words[index:], replace(place, block=block))
 
     def _read_arguments(self, words: Sequence[Word], place: Place) -> None:
-        """Read the words of an unknown program: variables behind -e, and words that are scripts."""
+        """Read the words of an unknown program: variables behind -e, and words that are scripts.
+
+        So the contents of `ssh HOST 'SCRIPT'` and `sh -c 'SCRIPT'` are read.
+        """
         option = ""
 
         for word in words:
@@ -194,11 +199,11 @@ class CommandReader:
         self.content.commands.append(command)
 
     def _read_container(self, words: Sequence[Word], place: Place) -> None:
-        """Read the words behind `docker run`: options, image, command."""
+        """Read the words behind `docker run`: its options, the image, the container's command."""
         remaining = iter(words)
         for word in remaining:
             if not word.text.startswith("-"):
-                # A word with $ stands for options, unless the name of its variable says image.
+                # A word with $ is taken for options, unless its variable's name contains "image".
                 if is_literal(word.text) or _IMAGE_VARIABLE.search(word.text):
                     image = Image(word.text, word.line, place.block)
                     self.content.images.append(image)
@@ -231,7 +236,8 @@ class CommandReader:
         is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)
 
         image = Image(place.image, 0, 0)
-        # The image starts `vllm serve`, or a flag is one of its flags: these are its arguments.
+        # The words are arguments of `vllm serve` if the image starts that program, or if one of
+        # them is a flag of it.
         are_of_server = image.row.get("program") or _has_server_flag(words)
         if are_of_server and not (has_entry or is_program):
             arguments = words[1:] if words[0].text == "serve" else words
@@ -241,14 +247,14 @@ class CommandReader:
         count = len(self.content.commands)
         self.read_command(words, place.inside)
 
-        # A server has the variables of the container, whatever starts it there.
+        # A server gets the variables of its container, also if a script in it starts the server.
         for index in range(count, len(self.content.commands)):
             command = self.content.commands[index]
             self.content.commands[index] = replace(command, block=place.block)
 
 
 def _find_start(words: Sequence[Word]) -> _Start | None:
-    """Return the start of the first server or container in a command, None without one."""
+    """Return the first start of a server or a container in a command, None if there is none."""
     for index, (word, next_word) in enumerate(pairwise(words)):
         program = _find_server(word.text, next_word.text)
         if program:

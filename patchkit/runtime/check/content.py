@@ -1,4 +1,4 @@
-"""Hold the content of a file as it is written: its variables, the servers it starts, images."""
+"""Hold the content of a file as it is written: its variables, servers and images."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ YAML = "YAML"
 DOCKERFILE = "Dockerfile"
 UNIT = "systemd unit"
 PYTHON = "Python program"
-RUNNING = "running"  # no file: the environment and command of a process
+RUNNING = "running"  # not a file, but the environment and the command of a process
 
 SERVE = "vllm serve"
 RAY = "ray start"
 
-_SHOWN = 60  # characters of a name or a value
+_SHOWN = 60  # characters of a name or a value in a message
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 
-# Something that a shell expands, or that a template or an orchestrator fills in.
+# A part that a shell expands, or that a template or an orchestrator fills in.
 _OPEN = re.compile(r"[$`]|\{[{%]|\{[A-Za-z_]\w*\}")
 
-# A tag that is a variable, which may be anything: ${TAG:-latest}, $TAG.
+# A tag that is a variable, and so unknown: ${TAG:-latest}, $TAG.
 _OPEN_TAG = re.compile(r":(?:\$\{[^}]*\}|\$\w+)$")
 
 
 def is_literal(text: str) -> bool:
-    """Return whether a text is the value itself: no shell expands it, no template fills it in."""
+    """Return whether a text stands for itself: no shell expands it, no template fills it in."""
     return _OPEN.search(text) is None
 
 
 def shorten(text: str) -> str:
-    """Return a text for a message: at most 60 characters and "…" for the rest."""
+    """Return a text for a message: its first 60 characters, and "…" if there are more."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command, without quotes, and the line where it begins."""
+    """A word of a command, without quotes, and the line where it begins."""
 
     text: str
     line: int
@@ -99,10 +99,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A variable that is set; ``is_private``: a script sets it and does not export it.
+    """A variable that is set.
 
-    ``block`` is the line where the service, the command or the line in a branch begins that the
-    variable belongs to; 0 means the whole file.
+    ``block`` tells what the variable is set for, by the line where that begins: a service, a
+    command, or an indented line of a script; 0 means the whole file. ``is_private`` says that a
+    script sets the variable and does not export it.
     """
 
     line: int
@@ -118,23 +119,24 @@ class Assignment:
 
     @property
     def is_given(self) -> bool:
-        """Return whether the value can be checked: literal, not empty, and no placeholder."""
+        """Return whether the value can be judged: it is literal, not empty, and no placeholder."""
         if not self.value or not self.is_literal:
             return False
         return not is_placeholder(self.name, self.value)
 
     @property
     def shown(self) -> str:
-        """Return ``NAME=value`` for messages, without the value of a secret."""
+        """Return ``NAME=value`` for messages, with secrets masked."""
         return mask_secrets(f"{shorten(self.name)}={shorten(self.value)}")
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command: ``written`` is its spelling there, ``name`` the long name with dashes.
+    """A flag of a command, or of a variable that keeps flags for a script.
 
-    ``value`` is "" if there is none or it is not literal. ``kept_in`` is the variable that keeps
-    the flag for a script, "" if the flag is in a command.
+    ``written`` is its spelling there, ``name`` its long name with dashes. ``value`` is "" if the
+    flag has none or a value that is not literal. ``kept_in`` is the name of the variable, "" if the
+    flag is in a command.
     """
 
     written: str
@@ -145,7 +147,7 @@ class GivenFlag:
 
     @property
     def shown(self) -> str:
-        """Return flag and value for messages, without a secret."""
+        """Return flag and value for messages, with secrets masked."""
         shown = mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
 
         return f"{shown} of {shorten(self.kept_in)}" if self.kept_in else shown
@@ -153,11 +155,10 @@ class GivenFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """The start of a server and its arguments ``words``.
+    """A command that starts a server: ``program`` is SERVE or RAY, ``words`` are its arguments.
 
-    ``program`` is SERVE or RAY. The server gets the variables of its block and of block 0.
-    ``kept_in`` is the variable that keeps the words for a script, which may or may not start a
-    server with them.
+    The server gets the variables of its block and of block 0. If a variable keeps the words for a
+    script, ``kept_in`` is its name; whether the script starts a server with them is unknown.
     """
 
     program: str
@@ -170,7 +171,7 @@ class CommandLine:
     def flags(self) -> tuple[GivenFlag, ...]:
         """Return the flags in their order: ``--flag value``, ``--flag=value`` or ``--flag``.
 
-        Flags end at the word ``--``.
+        Words behind the word ``--`` are no flags.
         """
         flags = []
         next_words = (*self.words[1:], Word("--", 0))
@@ -207,11 +208,11 @@ class CommandLine:
 
     @property
     def has_parser_plugin(self) -> bool:
-        """Return whether a flag names a plugin, which may define further parsers."""
+        """Return whether a flag loads a plugin, which may define further parsers."""
         return any(name.endswith("-parser-plugin") for name in self.flag_names)
 
     def find_flag(self, name: str) -> GivenFlag | None:
-        """Return the last flag of a name, the one that programs use; None if there is none."""
+        """Return the last flag of a name, which overrides earlier ones; None if there is none."""
         for flag in reversed(self.flags):
             if flag.name == name:
                 return flag
@@ -220,11 +221,11 @@ class CommandLine:
 
 @dataclass
 class FileContent:
-    """The content of a file, each list in the order of lines.
+    """The content of a file; the lists are in the order of lines.
 
-    ``kind`` is a constant of this module, such as ENV. ``variables`` are all that are set.
-    ``passed`` are names of variables that get the caller's value. ``problems`` are findings about
-    parts that could not be read.
+    ``kind`` is a constant of this module, such as ENV. ``variables`` are all variables that are
+    set. ``passed`` are names of variables whose values come from the caller's environment.
+    ``problems`` are findings about parts that could not be read.
     """
 
     kind: str
@@ -252,9 +253,9 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class StatedVersion:
-    """A version that a file states: ``project`` is vllm, nccl, torch …
+    """A version of a project (``vllm``, ``nccl``, ``torch`` …) that a file states.
 
-    ``text`` is what states it: the name of an image, or ``NAME==VERSION``.
+    ``text`` is the part of the file that states it: the name of an image, or ``NAME==VERSION``.
     """
 
     project: str
@@ -265,12 +266,12 @@ class StatedVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedText:
-    """A text with its name ``where``, its content, and facts of the machine that is to use it.
+    """A text to check, with its content and facts of the machine that is to use it.
 
-    ``text`` is empty for a running process. ``mode`` is the mode of the file, 0 without a file.
-    ``host`` is the machine that is to use the text, None for any machine. ``home`` is the folder
-    of the host's vLLM: if it is known, its variables and flags are checked against instead of
-    those of the release in ``situation``.
+    ``where`` names it in messages. ``text`` is empty for a running process. ``mode`` is the mode of
+    the file, 0 if there is no file. ``host`` is the machine that is to use the text, None for any
+    machine. ``home`` is the folder of the host's vLLM: if it is known, names are compared with
+    those in it instead of those of the release in ``situation``.
     """
 
     where: str
@@ -284,7 +285,7 @@ class CheckedText:
 
     @property
     def vllm(self) -> str:
-        """Return the release of vLLM that the text is checked against, "" for any."""
+        """Return the release of vLLM for which the text is checked, "" for any release."""
         return self.situation.get("vllm", "")
 
     @property
@@ -296,7 +297,7 @@ class CheckedText:
     def upstream_by_block(self) -> Mapping[int, bool]:
         """Return block → whether vLLM's project publishes all images of the block.
 
-        Block 0, the whole file, has all images whose names are literal.
+        Block 0, the whole file, also has every image of other blocks with a literal name.
         """
         by_block: dict[int, bool] = {}
 
@@ -308,8 +309,8 @@ class CheckedText:
         return by_block
 
     def runs_upstream(self, block: int = 0) -> bool | None:
-        """Return whether images of vLLM's project run in a block, else in the whole file.
+        """Return whether only images that vLLM's project publishes run in a block.
 
-        Return None if there is no image.
+        For a block without an image, judge the whole file. Return None if that has none either.
         """
         return self.upstream_by_block.get(block, self.upstream_by_block.get(0))

@@ -24,7 +24,7 @@ from patchkit.runtime.rules.variable_values import is_placeholder
 
 API_KEY = "VLLM_API_KEY"
 _TEXTS = read_env_data("secrets")["texts"]
-_FOR_OTHERS = 0o077  # bits of the mode: rights of the group and of others
+_FOR_OTHERS = 0o077  # bits of a file's mode: rights of the group and of others
 _DEFAULT = re.compile(
     r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}"
 )
@@ -50,7 +50,7 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Find
             yield build_finding("placeholder-key", variable)
         return
 
-    # A private variable of a script may have any name: there only the form of a key counts.
+    # The name of a script's private variable tells nothing, so only the form of its value counts.
     is_issued = matches_one(_TEXTS["tokens"], variable.value)
     is_likely = not variable.is_private and _may_be_secret(variable.value)
 
@@ -85,7 +85,7 @@ def _check_flag(flag: GivenFlag) -> Iterator[Finding]:
 
 
 def check_defaults(checked: CheckedText) -> Iterator[Finding]:
-    """Yield secrets that are defaults of variables: ``value`` of ``${NAME:-value}``."""
+    """Yield secrets that are defaults of variables, as ``value`` in ``${NAME:-value}``."""
     for number, line in enumerate(checked.text.split("\n"), 1):
         for match in _DEFAULT.finditer(line):
             value = match["value"].strip("\"'")
@@ -95,8 +95,8 @@ def check_defaults(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _is_open_default(name: str, value: str) -> bool:
-    """Return whether a default is a secret that everybody who has the file knows."""
-    # Any default of the API key opens the server to them, whatever the key looks like.
+    """Return whether a default is a secret, which everybody who has the file then knows."""
+    # With any default API key except a dummy, everybody who has the file can use the server.
     if name == API_KEY and not matches_one(_TEXTS["dummies"], value):
         return True
 
@@ -108,7 +108,7 @@ def _is_placeholder_key(value: str) -> bool:
 
 
 def _may_be_secret(value: str) -> bool:
-    """Return whether a value may be a secret: it is no dummy and no readable text, as a path."""
+    """Return whether a value may be a secret: it is no dummy, no reference and no path."""
     is_dummy = matches_one(_TEXTS["dummies"], value)
 
     return not is_dummy and not is_readable(value, quoted=True)

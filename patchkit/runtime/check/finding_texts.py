@@ -19,10 +19,10 @@ def build_finding(
     is_error: bool = False,
     **fields: object,
 ) -> Finding:
-    """Return a finding about a line, a variable or a flag; ``fields`` fill in its text.
+    """Return the finding that findings.toml has for an id, with ``fields`` filled into its texts.
 
-    ``place`` is a number of a line, a variable or a flag. ``level`` replaces the level of
-    findings.toml; ``is_error`` replaces both by an error.
+    ``place`` is what it is about: the number of a line, a variable or a flag. ``level`` replaces
+    the level of findings.toml, and ``is_error`` makes it an error in any case.
     """
     row = read_env_data("findings")[finding_id]
     if is_error:
@@ -58,7 +58,7 @@ def build_rule_finding(
     why: str,
     about: str = "",
 ) -> Finding:
-    """Return a finding with the id, severity, cure and source of a rule."""
+    """Return a finding with the id, the severity, the advice and the source of a rule."""
     return Finding(
         id=rule.id,
         line=line,

@@ -1,4 +1,4 @@
-"""Read the content of a file by its kind: the entry for all formats."""
+"""Tell the kind of a file, and read its content by that kind."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from patchkit.runtime.rules.releases import read_env_data
 _OTHER_FILE = "name another file, or check what runs: `patchkit check --running`"
 _KINDS = read_env_data("said")["kinds"]
 
-# NAME alone gets the caller's value. A line of Environment= belongs to a systemd unit.
+# NAME without a value is passed on from the caller. A line Environment= is one of a systemd unit.
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:[ \t]*=(?P<value>.*))?"
 )
-# A value ends at a # behind a blank.
+# A value, which ends before a blank and a #.
 _ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
 
 _UNIT_VARIABLES = ("Environment", "DefaultEnvironment", "PassEnvironment")
-# The signs before the program say how it is started.
+# Signs between = and the program tell systemd how to start it.
 _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 
 _CONTINUATION = "\\\n"
@@ -54,9 +54,9 @@ _JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 
 
 def read_file(path: Path) -> CheckedText:
-    """Return the text and content of a file; the path - means standard input.
+    """Return the text and the content of a file; the path ``-`` means standard input.
 
-    Raise UsageError or SourceError if it cannot be read as a text.
+    Raises UsageError or SourceError if it cannot be read as text.
     """
     is_stdin = str(path) == "-"
     text = read_text(None if is_stdin else path, hint=_OTHER_FILE)
@@ -70,9 +70,9 @@ def read_file(path: Path) -> CheckedText:
 
 
 def read_content(text: str, where: str) -> FileContent:
-    """Return the content of a text from a file with the name ``where``.
+    """Return the content of a text; ``where`` is the name of its file.
 
-    A part that cannot be read is one of the content's problems, not an error.
+    A part that cannot be read becomes one of the content's problems, not an error.
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
@@ -94,14 +94,15 @@ def _read_by_kind(text: str, content: FileContent) -> None:
     elif content.kind == ENV and is_env_file(text):
         _read_env_file(text, content)
     else:
-        # An env file that has other lines than assignments is sourced by a shell, with set -a.
+        # Only a shell can read an env file with other lines than assignments. All variables count
+        # as exported, as after `set -a`.
         CommandReader(content, exports_all=content.kind == ENV).read_script(text)
 
 
 def kind_of(text: str, where: str) -> str:
-    """Return the kind of a file by its name, else by its text; a shell script if both are unknown.
+    """Return the kind of a file by its name, or else by its text; by default it is SHELL.
 
-    ``where`` is "-" or "" if there is no name.
+    ``where`` is "-" or "" if the text has no name.
     """
     file_name = PurePath(where).name.lower()
     name = re.sub(_KINDS["variants"], "", file_name)
@@ -122,7 +123,7 @@ def kind_of(text: str, where: str) -> str:
 
 
 def is_env_file(text: str) -> bool:
-    """Return whether a text has only lines NAME=value or NAME, and comments; at least one line."""
+    """Return whether all lines are NAME=value, NAME or comments, and one of them is no comment."""
     if text.startswith("#!"):
         return False
 
@@ -164,9 +165,9 @@ def _read_systemd_unit(text: str, content: FileContent) -> None:
 
 
 def _read_dockerfile(text: str, content: FileContent) -> None:
-    """Add the content of a Dockerfile.
+    """Add the variables, images and commands of a Dockerfile.
 
-    ENV sets variables of the environment, ARG private ones. RUN, CMD and ENTRYPOINT are commands.
+    ENV sets variables of the environment, ARG private ones. RUN, CMD and ENTRYPOINT have commands.
     """
     reader = CommandReader(content)
     place = Place()
@@ -197,7 +198,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             case "RUN":
                 reader.read_command(words, place)
             case _:
-                # A further command of a RUN, behind && or the like.
+                # No instruction, but a further command of a RUN, behind && or the like.
                 reader.read_command(statement.words, place)
 
 
@@ -207,7 +208,10 @@ def _skip_options(words: list[Word]) -> list[Word]:
 
 
 def _join_value(words: list[Word]) -> list[Word]:
-    """Return the words ``NAME several words`` of ENV as one word NAME=value, others unchanged."""
+    """Return the words of ``ENV NAME several words`` as one word NAME=value.
+
+    Words that are NAME=value already stay as they are.
+    """
     if len(words) < 2 or "=" in words[0].text:
         return words
 
@@ -224,7 +228,7 @@ def _split_instructions(text: str) -> Iterator[str]:
             yield "\n".join(lines)
             lines = []
 
-        # Comments and empty lines do not end an instruction that goes on below.
+        # A comment or an empty line does not end an instruction that continues below it.
         is_skipped = lines and re.match(r"\s*(#|$)", line)
         lines.append("\\" if is_skipped else line.rstrip())
 
@@ -232,9 +236,9 @@ def _split_instructions(text: str) -> Iterator[str]:
 
 
 def _spell_exec_form(instruction: str) -> str:
-    """Return an instruction with words in JSON (the exec form) as shell words in the same lines.
+    """Return an instruction in exec form (its words are a JSON list) as shell words.
 
-    Return any other instruction as it is: a shell runs it.
+    The number of lines stays the same. Any other instruction is returned unchanged.
     """
     form = _EXEC_FORM.fullmatch(instruction)
     if form is None:
@@ -249,12 +253,13 @@ def _spell_exec_form(instruction: str) -> str:
 
 
 def _spell_json_piece(piece: re.Match[str]) -> str:
-    """Return a string of JSON as a shell word in as many lines, a bracket or comma as a blank."""
+    """Return a string of JSON as a shell word with as many lines, a bracket or comma as a blank."""
     if piece["text"] is None:
         return " "
 
     text = str(json.loads(piece[0].replace(_CONTINUATION, "")))
-    # Lines of a script in the word are joined by semicolons: the number of lines stays the same.
+    # A word that is a script of several lines becomes one line, so that the lines below keep their
+    # numbers.
     word = shlex.quote(text.replace("\n", ";"))
     continuations = f" {_CONTINUATION}" * piece[0].count(_CONTINUATION)
     return word + continuations

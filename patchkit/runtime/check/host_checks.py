@@ -17,14 +17,14 @@ _NAMES = read_env_data("said")["variables"]
 _LOOPBACK = ("127.", "::1")
 _NONE = "none at all"
 
-# States in which `patchkit env`, too, leaves out the second half of a cage.
+# States of a cage's second half in which `patchkit env` also leaves it out.
 _LEFT_OUT = ("down", "random", "bare-first")
 
 
 def check_host(checked: CheckedText) -> Iterator[Finding]:
-    """Yield addresses and devices that this host lacks, or that are down.
+    """Yield addresses and devices in a text that its host lacks or that are down.
 
-    A file may set a variable several times: one value without a problem is enough.
+    If a file sets a variable several times, one value without a problem is enough.
     """
     if checked.host is None:
         return
@@ -61,12 +61,12 @@ def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
 
 
 def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
-    """Yield the interfaces and RDMA devices of a list that the host lacks, or that are down."""
+    """Yield the interfaces and RDMA devices in a list that the host lacks or that are down."""
     if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
         return
     for part in variable.value.lstrip("=").split(","):
         device, colon, _port = part.partition(":")
-        # A list of UCX holds both: RDMA devices with a port (mlx5_0:1), interfaces without one.
+        # A list for UCX may hold both kinds. Only RDMA devices have a port there: mlx5_0:1.
         if colon or variable.name not in _NAMES["netdevs"]:
             kind = "RDMA device"
             states = {rdma.name: rdma.active for rdma in host.rdma}
@@ -80,13 +80,13 @@ def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
 def _check_device(
     device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
 ) -> Iterator[Finding]:
-    """Yield that a host lacks a device, or that all devices which the name means are down.
+    """Yield a finding if the host lacks a device, or if all devices that the name means are down.
 
-    ``states`` is name → whether the device is up.
+    ``states`` maps the name of each device of that kind to whether it is up.
     """
     matching = _find_matching(device, variable, states)
     if not matching:
-        # NCCL ignores an RDMA device that is missing; without its interface it does not start.
+        # NCCL starts without an RDMA device that is missing, but not without a missing interface.
         is_optional = variable.name in _NAMES["devices"]
         other_names = [name for name in states if name != "lo"]
         yield build_finding(
@@ -103,9 +103,9 @@ def _check_device(
 def _find_matching(
     device: str, variable: Assignment, states: Mapping[str, bool]
 ) -> dict[str, bool]:
-    """Return the devices that a name in a list means, and whether each is up.
+    """Return device → whether it is up, for the devices that a name in a list means.
 
-    Some variables take the beginning of a name, unless their value begins with "=".
+    For some variables the name may be a beginning, unless their value begins with "=".
     """
     is_exact = variable.value.startswith("=")
     if variable.name in _NAMES["prefixes"] and not is_exact:
@@ -114,9 +114,10 @@ def _find_matching(
 
 
 def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
-    """Yield that NCCL_IB_HCA names only one half of a cage, the port of two RDMA devices.
+    """Yield a finding if NCCL_IB_HCA names only one of the two RDMA devices of a QSFP cage.
 
-    The other half is that of this host, else the one that a DGX Spark has by its names.
+    The second one is looked up on the host. If the host is unknown or lacks the first one, the
+    device names of a DGX Spark decide.
     """
     (row,) = read_env_data("values")["twins"]
     parts = hca.value.lstrip("=").split(",")
@@ -136,10 +137,9 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
 
 
 def _find_twin(name: str, host: Host | None) -> str:
-    """Return the RDMA device that is the other half of a device's cage.
+    """Return the name of the other RDMA device in a device's cage, "" if it is absent or not used.
 
-    Return "" if there is none or it is not used. The names of a DGX Spark decide if the host is
-    not known or lacks the device.
+    The device names of a DGX Spark decide if the host is unknown or lacks the device.
     """
     if host is not None:
         for device in host.rdma:

@@ -1,4 +1,4 @@
-"""Read how running vLLM servers were started: from /proc, or by `docker inspect`."""
+"""Read from /proc or with `docker inspect` how running vLLM servers were started."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from patchkit.runtime.check.content import (
     Word,
 )
 
-_LARGEST = 4 << 20  # bytes of an environment or a command line
+_LARGEST = 4 << 20  # bytes of an environment or a command line that are read
 
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
-    """Return what a PID or the container ``name`` was started with; with "" all vLLM servers.
+    """Return the environment and the command with which servers were started.
 
-    ``root`` is the folder that has proc. Raise UsageError if the process or container cannot be
-    read, and HostError if no server runs or an inspection is invalid.
+    ``name`` is a process id or the name of a container; "" means all vLLM servers that this user
+    may read. ``root`` is the folder that contains ``proc``. Raises UsageError if the process or
+    container cannot be read, HostError if no server runs or the answer of `docker inspect` is
+    malformed.
     """
     if name.isdecimal():
         return [_read_named_process(root / "proc" / name)]
@@ -61,7 +63,7 @@ def _read_named_process(folder: Path) -> CheckedText:
 
 
 def _read_process(folder: Path) -> CheckedText:
-    """Return what a process was started with. Raise OSError if /proc cannot be read."""
+    """Return the environment and command of a process. Raises OSError if /proc cannot be read."""
     words = _read_strings(folder / "cmdline")
     pairs = _read_strings(folder / "environ")
     content = _read_started(pairs, words, Place())
@@ -70,7 +72,7 @@ def _read_process(folder: Path) -> CheckedText:
 
 
 def _read_strings(path: Path) -> list[str]:
-    """Return the strings of a file of /proc, each of which ends with NUL, without empty ones."""
+    """Return the strings that are not empty in a file of /proc, in which NUL ends each string."""
     with path.open("rb") as file:
         text = file.read(_LARGEST).decode(errors="replace")
 
@@ -101,7 +103,10 @@ def _inspect_container(name: str) -> CheckedText:
 
 
 def _read_inspection(output: str) -> FileContent:
-    """Return what a container was started with, from the JSON that `docker inspect` prints."""
+    """Return the environment and command of a container from the JSON of `docker inspect`.
+
+    Raises ValueError, KeyError, TypeError or AttributeError if it has another form.
+    """
     (container,) = read_json(output)
     config = container["Config"]
     image = Image(str(config["Image"]), 1, 1)

@@ -1,4 +1,4 @@
-"""Check servers: their flags, the values of these, and the addresses at which they listen."""
+"""Check servers: their flags, the values of flags, and the addresses at which they listen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEPT = read_env_data("said")["kept"]
 _KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
-_EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
+_EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - addresses that findings are about
 # A port that compose (ports:) or docker (-p) publishes at one address of the host only.
 _AT_ADDRESS = re.compile(
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
@@ -47,7 +47,7 @@ _UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 
 
 def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
-    """Yield flags and values that the release of vLLM refuses, and that rules discourage."""
+    """Yield flags and values that the release of vLLM refuses, or that rules discourage."""
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
     limits = select_entries(rules.limits, checked.situation)
@@ -66,10 +66,10 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _find_servers(content: FileContent) -> Iterator[CommandLine]:
-    """Yield servers that commands start, and one for each variable that keeps flags for a server.
+    """Yield the servers that commands start, and one for each variable that keeps flags for one.
 
-    Such a variable has a well-known name, or is a word of a command that starts a server. The
-    command line of a running process has the flags themselves.
+    Such a variable has a well-known name, or is a word of a command that starts a server. A running
+    process has no such variables: its command has all flags.
     """
     started = [command for command in content.commands if command.program == SERVE]
     yield from started
@@ -95,7 +95,7 @@ def _find_servers(content: FileContent) -> Iterator[CommandLine]:
 
 
 def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
-    """Return whether the release takes a flag, or a beginning that only one of its flags has."""
+    """Return whether the release takes a flag, also as the beginning of only one of its flags."""
     # Short flags such as -tp are in no table.
     if not flag.name.startswith("--"):
         return True
@@ -109,9 +109,9 @@ def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
 def _find_unknown(
     flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
 ) -> Iterator[Finding]:
-    """Yield that the release does not take a flag, and what to do about it.
+    """Yield a finding about a flag that the release does not take, with what to do instead.
 
-    Yield nothing for a flag that a variable keeps and that no release had.
+    Yield nothing for a flag in a variable that no release of vLLM has.
     """
     life = read_table(FLAGS).lifetime(flag.name)
     if flag.kept_in and not life:
@@ -146,7 +146,7 @@ def _find_unknown(
 
 
 def _reason_against(flag: GivenFlag) -> str:
-    """Return the reason of the rule that always discourages a flag, else how vLLM refuses it."""
+    """Return the reason of the rule that always discourages a flag, else vLLM's error for it."""
     for row in load_flag_rules().leave_out:
         if row.flag == flag.name and not row.when:
             return row.reason
@@ -155,9 +155,9 @@ def _reason_against(flag: GivenFlag) -> str:
 
 
 def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[Finding]:
-    """Yield that a flag is better left out."""
+    """Yield a finding for each rule that discourages a flag with its value."""
     for rule in rules:
-        # Reports disagree about a contested rule, so the choice is the owner's.
+        # Reports about a contested rule disagree, so the owner of the file decides.
         is_against = rule.matches(flag.value) and rule.confidence != "contested"
         if rule.flag == flag.name and is_against:
             yield build_finding(
@@ -171,7 +171,7 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[F
 def _check_limits(
     flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
 ) -> Iterator[Finding]:
-    """Yield that a flag's value is above the limits of the rules."""
+    """Yield a finding for each limit that a flag's value exceeds."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
 
     for limit in limits:
@@ -195,9 +195,9 @@ def _check_limits(
 def _check_choice(
     flag: GivenFlag, server: CommandLine, checked: CheckedText
 ) -> Iterator[Finding]:
-    """Yield that the release does not take a flag's value.
+    """Yield a finding if the release does not take a flag's value.
 
-    A parser is not checked if the server has a plugin, which may define further parsers.
+    If the server loads a parser plugin, names of parsers are not checked.
     """
     choices = load_choices().get(flag.name)
     if choices is None or not flag.value:
@@ -224,8 +224,9 @@ def _check_choice(
 
 
 def check_listeners(checked: CheckedText) -> Iterator[Finding]:
-    """Yield servers and dashboards that listen on every interface."""
-    # In a container a server has to listen on every interface: then the published address counts.
+    """Yield servers without an API key, and dashboards, that listen on every interface."""
+    # In a container, a server has to listen on every interface, so its published address counts. If
+    # the file publishes a port at one address only, nothing is reported about servers.
     is_published_at_address = _AT_ADDRESS.search(checked.text) is not None
     for command in checked.content.commands:
         dashboard = command.find_flag("--dashboard-host")
@@ -240,7 +241,7 @@ def check_listeners(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _has_key(command: CommandLine, content: FileContent) -> bool:
-    """Return whether a server gets an API key: by a flag, a variable, or from the caller."""
+    """Return whether a server gets an API key by a flag, a variable or the caller's environment."""
     if API_KEY in content.passed:
         return True
 

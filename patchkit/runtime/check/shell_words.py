@@ -1,4 +1,4 @@
-"""Split shell text into commands and words; nothing is expanded."""
+"""Split the text of a shell script into commands and words, without expanding anything."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _PIECE = re.compile(
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 
-# Here-documents without an end that are searched for: each search reads the rest of the text.
+# Here-documents without an end after which no further end is searched for, since each search reads
+# the rest of the text.
 _MOST_ENDLESS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One command; ``is_indented``: its line is indented, as in a branch or a function."""
+    """A command. ``is_indented`` says that its line is, as in a branch or a function."""
 
     words: list[Word]
     is_indented: bool
@@ -57,7 +58,7 @@ def _strip_quotes(quoted: re.Match[str]) -> str:
         return str(single)
 
     if double is not None:
-        # Keep a backslash before a line break: who reads the text as a script counts lines.
+        # A backslash before a line break is kept: if the text is read as a script, its lines count.
         return re.sub(r"\\([$`\"\\])", r"\1", double)
 
     return str(escaped).strip("\n")
@@ -101,7 +102,7 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
 
 
 def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
-    """Yield the pieces of a script with their lines, but not the texts of here-documents."""
+    """Yield the pieces of a script with their line numbers; skip the texts of here-documents."""
     position = 0
     document_ends: list[str] = []
     endless = 0

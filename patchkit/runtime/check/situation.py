@@ -1,4 +1,4 @@
-"""Find out for which device, versions and role a file is."""
+"""Find out which device, versions and role a file is for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADER_FACTS = (
     "nodes",
     "quantization",
 )
-# Three numbers at least: v0.11 may be a branch, and 25.11 is a month.
+# A version has at least three numbers here: v0.11 may be a branch, and 25.11 a month.
 _VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
 _TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")
 _PINNED = re.compile(
@@ -38,16 +38,16 @@ _RANK_DIGITS = 9
 def add_situation(
     checked: CheckedText, host: Host | None, requested: Mapping[str, str | None]
 ) -> CheckedText:
-    """Return the text with its versions, situation and host.
+    """Return the text with its versions, its situation and its host filled in.
 
-    A fact is taken from the request, else from patchkit's first line of the file, else from the
-    versions that the file states, else from this host. The target is a GB10 unless one is
-    requested or this host is another known device. If the file names a container image, the
-    versions of this host do not count. If the file states several versions of a project, it is
-    checked against any version. Raise UsageError if a requested version is invalid.
+    Each fact of the situation has the first value among: the request; the first line of a file that
+    patchkit wrote; the versions that the file states; the host. The target is GB10 unless one is
+    requested or the host is another known device. If the file names a container image, the versions
+    on the host do not count. If the file states several versions of a project, the project's
+    version is left open. Raises UsageError if a requested version is malformed.
     """
     for project in _SOFTWARE:
-        # Called only to raise for an invalid version.
+        # Called only since it raises UsageError for a malformed version.
         release(requested.get(project) or "0")
 
     content = checked.content
@@ -69,7 +69,7 @@ def add_situation(
 
 
 def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
-    """Return the versions that a file states, in the order of lines: each at its first place."""
+    """Return the versions that a file states in the order of lines, each only once."""
     found = [*_image_versions(content), *_pinned_versions(text)]
     found.sort(key=lambda stated: stated.line)
 
@@ -112,7 +112,7 @@ def _pinned_versions(text: str) -> Iterator[StatedVersion]:
 def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
     """Return project → the version that a file states, "" if it states several.
 
-    For vLLM also "" if the version is outside the releases that patchkit knows.
+    A version of vLLM outside the releases that patchkit knows also becomes "".
     """
     facts: dict[str, str] = {}
     for stated in versions:
@@ -120,7 +120,7 @@ def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
             is_second = stated.project in facts
             facts[stated.project] = "" if is_second else stated.version
 
-    # The tag of an image may be a number of its own, which is no release of vLLM.
+    # An image's tag may be the version of the image, not a release of vLLM.
     table = variable_table("vllm")
     numbers = release(facts.get("vllm") or "0")
     is_release = table.oldest <= numbers <= release(table.newest)
@@ -136,7 +136,7 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     facts = dict(host.versions)
     if content.images:
         facts.clear()
-    # An unknown device, such as a laptop, is hardly the machine that the file is for.
+    # A file is hardly for an unknown device, such as the laptop on which it is checked.
 
     if host.target in targets():
         facts["target"] = host.target
@@ -148,7 +148,7 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
 
 
 def _header_facts(text: str) -> dict[str, str]:
-    """Return the facts of patchkit's first line that are valid, {} for another file."""
+    """Return the valid facts in the first line of a file of patchkit, {} for other files."""
     facts = head_facts(text)
     wrong = fact_problems(facts)
 
@@ -160,9 +160,9 @@ def _header_facts(text: str) -> dict[str, str]:
 
 
 def _is_of_several_nodes(content: FileContent, target: str) -> bool:
-    """Return whether a flag asks for several nodes.
+    """Return whether a flag requests several nodes.
 
-    On a target with one GPU in each node, flags that ask for several ranks do so as well.
+    If the target has one GPU per node, flags for several ranks count, too.
     """
     counting_flags = {_NODE_COUNT}
     if target in _ONE_GPU_TARGETS:

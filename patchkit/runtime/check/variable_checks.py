@@ -44,7 +44,7 @@ _HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A program that reads variables: title, version ("" for any), their names, and a source."""
+    """A program that reads variables, and their ``names``; its version is "" for any version."""
 
     title: str
     version: str
@@ -54,12 +54,12 @@ class _Reader:
 
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
-    """Yield variables that rules advise against, and names that no program reads."""
+    """Yield variables that rules advise against, and variables that no program reads."""
     avoids_by_name = _group_avoids(checked.situation)
     readers = _make_readers(checked)
     other_names = variables.other_variables()
 
-    # A=$A only hands a variable on: that is no use of the variable.
+    # A=$A passes a variable on, and does not count as a use of it.
     used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
 
     for variable in checked.content.assignments:
@@ -69,20 +69,21 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
 
         is_used = name in used_names
         reader = readers.get(name[:5])
-        # A name that the file itself uses, and that belongs to no project, is the file's own.
+        # If the file uses the variable itself and no project has one of that name, rules do not
+        # apply: the file may use the name for anything.
         is_of_file = is_used and not reader and name not in other_names
         advised = [] if is_of_file else _find_avoids(variable, avoids_by_name)
         for rule in advised:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
 
-        # One finding for each variable: advice helps more than "no program reads it".
+        # Advice about a variable replaces the finding that no program reads it.
         if reader and not advised:
             yield from _check_reader(variable, reader, checked, is_used=is_used)
 
 
 def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
-    """Return name of a variable → the rules against it that apply in a situation."""
+    """Return variable → the rules against it that apply in a situation."""
     avoids_by_name: dict[str, list[Avoid]] = {}
 
     for avoid in select_entries(load_variable_rules().avoids, situation):
@@ -95,7 +96,7 @@ def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
 def _find_avoids(
     variable: Assignment, avoids_by_name: Mapping[str, Sequence[Avoid]]
 ) -> list[Avoid]:
-    """Return the rules against the value of a variable, none if the value is not literal."""
+    """Return the rules against a variable with its value; none if the value is not literal."""
     if not variable.is_literal:
         return []
     rules = avoids_by_name.get(variable.name, ())
@@ -103,7 +104,7 @@ def _find_avoids(
 
 
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
-    """Return the first five characters of names of variables → the program that reads them."""
+    """Return prefix → the program that reads variables with that prefix of five characters."""
     nccl = checked.situation.get("nccl", "")
     vllm_names = variables.vllm_variables(checked.vllm, checked.home)
     nccl_names = variables.nccl_variables(nccl)
@@ -119,7 +120,7 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
 def _check_reader(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
 ) -> Iterator[Finding]:
-    """Yield that the reader does not know a variable's name, and what to write instead."""
+    """Yield a finding if the reader does not have a variable, with what to write instead."""
     name = variable.name
     if reader.version and name in reader.names:
         return
@@ -151,7 +152,7 @@ def _check_reader(
 
 
 def _replacement_of(name: str) -> str:
-    """Return what to set instead of a variable of other releases."""
+    """Return a hint: what to set instead of a variable that only other releases have."""
     for row in read_env_data("values")["gone"]:
         if name in row["names"]:
             return str(row["instead"])
@@ -162,7 +163,7 @@ def _replacement_of(name: str) -> str:
 def _hint_at_unknown(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
 ) -> str:
-    """Return what to write instead of an unknown name, "" if another program may read it."""
+    """Return a hint for an unknown variable, "" if another program may read it."""
     name = variable.name
     meant = reader.slips.find_meant(name)
     if meant and _can_have_value(meant, variable, checked.role):
@@ -178,7 +179,10 @@ def _hint_at_unknown(
 
 
 def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
-    """Return whether ``name`` can have the value of ``variable``; True if that is not known."""
+    """Return whether the variable ``name`` can have the value of ``variable``.
+
+    Return True if the value is not literal.
+    """
     if not variable.is_literal:
         return True
 
@@ -191,14 +195,14 @@ def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
 
 
 def _has_owner(name: str) -> bool:
-    """Return whether a program, a script or an image other than the readers knows a name."""
+    """Return whether owners.toml has a program, a script or an image that uses a name."""
     owners = read_env_data("owners")["owner"]
 
     return any(fnmatchcase(name, form) for row in owners for form in row["names"])
 
 
 def check_values(checked: CheckedText) -> Iterator[Finding]:
-    """Yield values that a variable cannot have."""
+    """Yield a finding for each literal value that its variable cannot have."""
     taken_by_name = vllm_values(checked.vllm)
 
     for variable in checked.content.literals:
@@ -221,7 +225,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
 def _check_taken(
     variable: Assignment, allowed: AllowedValues, checked: CheckedText
 ) -> Iterator[Finding]:
-    """Yield that vLLM refuses to start with the value of a variable."""
+    """Yield a finding if vLLM does not start with the value of a variable."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
     if is_open or allowed.allows(value):
@@ -234,7 +238,7 @@ def _check_taken(
     if number and not allowed.words:
         hint = f"write {variable.name}={number}"
 
-    # A fork of a release may take more.
+    # An image of another project may have a fork of vLLM that takes further values.
     level = Level.WARNING if checked.runs_upstream() is False else None
 
     yield build_finding(
@@ -248,7 +252,7 @@ def _check_taken(
 
 
 def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
-    """Yield variables and flags of the launch whose values are still to be filled in."""
+    """Yield variables and flags that a launch reads and whose values are placeholders."""
     for variable in checked.content.literals:
         is_open = is_placeholder(variable.name, variable.value)
         if is_open and _is_of_launch(variable.name):
@@ -263,9 +267,9 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
 
 
 def _is_of_launch(name: str) -> bool:
-    """Return whether the launch of a server reads a variable that is no secret.
+    """Return whether the launch of a server reads a variable, and it holds no secret.
 
-    Another check finds placeholders of secrets.
+    ``check_secrets`` finds the placeholders of secrets.
     """
     if is_secret(name):
         return False
@@ -284,7 +288,7 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
             blocks.setdefault(variable.block, []).append(variable)
 
     for block, together in blocks.items():
-        # A script may set a variable to another value for the commands that follow.
+        # A script or a Dockerfile may change a variable for the commands that follow.
         may_change = block == 0 and checked.content.kind in (SHELL, DOCKERFILE)
         if not may_change:
             yield from _find_set_twice(together)
@@ -307,7 +311,7 @@ def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
 def _check_rdma(
     last_by_name: Mapping[str, Assignment], checked: CheckedText
 ) -> Iterator[Finding]:
-    """Yield settings of RDMA that have no effect since RDMA is off, else a half cage."""
+    """Yield settings of RDMA without effect if RDMA is off, else a finding about half a cage."""
     switch = last_by_name.get("NCCL_IB_DISABLE")
     hca = last_by_name.get("NCCL_IB_HCA")
 

@@ -1,4 +1,7 @@
-"""Read variables, images and servers of YAML and JSON: compose files, manifests, values of Helm."""
+"""Read variables, images and servers from YAML and JSON.
+
+Such files are compose files, manifests of Kubernetes, and values of Helm.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 
 
 def read_yaml(text: str, content: FileContent) -> None:
-    """Add variables, images and servers of YAML or JSON to the content.
+    """Add the variables, images and servers in YAML or JSON to the content.
 
-    A text that cannot be read adds a problem instead.
+    If the text cannot be read, add a problem instead.
     """
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
@@ -44,7 +47,7 @@ def read_yaml(text: str, content: FileContent) -> None:
 
 @dataclass(slots=True)
 class _YamlReader:
-    """Read nodes of a document; a ``block`` is the line of the container that a node belongs to."""
+    """Read the nodes of a document. A ``block`` is the line where a node's container begins."""
 
     commands: CommandReader
     is_compose: bool = False
@@ -74,7 +77,7 @@ class _YamlReader:
         self._read_command(fields, place)
 
     def _read_image(self, fields: dict[str, Any], block: int) -> Place:
-        """Add the image of a container if it has one, and return the place of its commands."""
+        """Add the image of a container, if it has one, and return the place of its commands."""
         nodes = [fields[key] for key in _KEYS["images"] if key in fields]
         if not nodes or not _is_scalar(nodes[0]):
             return Place(block)
@@ -131,7 +134,7 @@ class _YamlReader:
 
         first = nodes[0]
         if len(nodes) == 1:
-            # Arguments without a command belong to an image; without an image they tell nothing.
+            # Arguments alone are for the image's program. Without an image, that is unknown.
             if "args" in fields and not place.image:
                 return
             is_text = first.id == "scalar" and "\n" in first.value
@@ -147,13 +150,13 @@ class _YamlReader:
 
 
 def _find_nodes(fields: dict[str, Any], keys: list[str]) -> list[Any]:
-    """Return the scalars and sequences of ``keys`` that are not empty, in the order of the keys."""
+    """Return the nodes of ``keys``, in this order; leave out mappings and empty nodes."""
     nodes = [fields[key] for key in keys if key in fields]
     return [node for node in nodes if node.id != "mapping" and node.value]
 
 
 def _read_words(node: Any) -> list[Word]:
-    """Return the words of a command: the items of a sequence, or the words of a shell's text."""
+    """Return the words of a command: the items of a sequence, or the shell words of a scalar."""
     if node.id == "scalar":
         return split_words(node.value, _text_line(node))
     items = [item for item in node.value if _is_scalar(item) and item.value]
@@ -161,7 +164,7 @@ def _read_words(node: Any) -> list[Word]:
 
 
 def _read_fields(node: Any) -> dict[str, Any]:
-    """Return key → node of a mapping; {} for any other node."""
+    """Return key → node for a mapping, {} for any other node."""
     if node is None or node.id != "mapping":
         return {}
     return {key.value: value for key, value in node.value if _is_scalar(key)}
@@ -176,5 +179,5 @@ def _line_of(node: Any) -> int:
 
 
 def _text_line(node: Any) -> int:
-    """Return the line where the text of a node begins: below the sign ``|`` or ``>``, if any."""
+    """Return the line where the text of a node begins: below ``|`` or ``>``, if it has one."""
     return _line_of(node) + (node.style in ("|", ">"))

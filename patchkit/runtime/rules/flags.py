@@ -86,7 +86,7 @@ class Choices:
 
 @cache
 def load_choices() -> Mapping[str, Choices]:
-    """Return flag → its choices. Raises UsageError, with file and line, if the file is malformed."""
+    """Return flag → its choices. Raises UsageError, with file and line, if malformed."""
     rows = read_toml(tuple[Choices, ...], VALUES, key="flag")
     return {row.flag: row for row in rows}
 
