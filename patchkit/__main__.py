@@ -13,7 +13,10 @@ from patchkit.durable.signals import (
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is loaded, or ends, is also one line."""
+    """Run the command line.
+
+    An interrupt prints one line and no traceback, also while the command line is loaded or ends.
+    """
     try:
         try:
             raise_interrupts()

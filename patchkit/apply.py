@@ -1,4 +1,4 @@
-"""Patch a tree in four steps: detect it, plan the edits, prove them, commit them.
+"""Patch a tree in four steps: detect its project and version, plan, prove and commit the edits.
 
 The command line and every build use this module.
 """
@@ -34,10 +34,10 @@ from patchkit.target import Target, targets
 
 @frozen
 class Draft:
-    """A proved patch that is not yet written, for the tree of ``workspace``.
+    """A proved patch of the tree in ``workspace``, not yet written.
 
     ``outcome`` has the verdicts and the proofs. ``plan`` has the new texts; it is None if the
-    ledger says that this request was carried out already.
+    ledger in the tree says that this request was carried out already.
     """
 
     workspace: Workspace
@@ -56,13 +56,13 @@ def apply(
     anew: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Applied:
-    """Apply the fixes of ``request`` to the tree at ``path``, in place of those applied before.
+    """Apply the fixes of ``request`` to the tree at ``path``; they replace fixes applied before.
 
-    ``anew`` plans and proves even if the ledger in the tree says that the request was carried out
-    already: a wheel must not depend on a file in the tree. Raises before anything is written:
-    UsageError or SourceError for a wrong path or request, DriftError if a fix does not fit,
-    ProofError if a proof fails, BusyError if another patchkit holds the tree. Raises StorageError
-    if writing fails.
+    If the ledger in the tree says that the request was carried out already, nothing is planned,
+    unless ``anew``: builds use that, since a wheel must not depend on the ledger. A dry run writes
+    nothing. Raises before anything is written: UsageError or SourceError for a wrong path or
+    request, DriftError if a fix does not fit, ProofError if a proof fails, BusyError if another
+    patchkit has locked the tree. Raises StorageError if writing fails.
     """
     with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
         draft = prepare(workspace, recipe, request, anew=anew)
@@ -73,10 +73,10 @@ def apply(
 def open_to_apply(
     path: Path, recipe: Recipe, sandboxed: Sandboxed, *, dry_run: bool
 ) -> Iterator[Workspace]:
-    """Open the tree at ``path`` for a block.
+    """Open the tree at ``path`` and yield it as a workspace.
 
-    The tree is locked, and an interrupted commit is taken back first. A dry run only reads the
-    tree as it is.
+    The tree is locked, and an interrupted commit in it is taken back first. A dry run does neither,
+    and reads the tree as it is.
     """
     find = partial(detect, path, recipe.project, sandboxed=sandboxed)
     if dry_run:
@@ -90,10 +90,10 @@ def open_to_apply(
 def prepare(
     workspace: Workspace, recipe: Recipe, request: Request, *, anew: bool = False
 ) -> Draft:
-    """Plan and prove a request, without writing.
+    """Plan and prove a request, and write nothing.
 
-    If the ledger in the tree is about the same request, its verdicts and proofs are returned
-    instead, unless ``anew``. Raises DriftError if a fix does not fit, ProofError if a proof fails.
+    If the ledger in the tree is about the same request, return its verdicts and proofs instead,
+    unless ``anew``. Raises DriftError if a fix does not fit, ProofError if a proof fails.
     """
     plan = None
     ledger = workspace.ledger
@@ -126,8 +126,9 @@ def finish(
 ) -> Applied:
     """Write the texts of a draft, and new libraries of an installed package.
 
-    ``libraries`` maps a path in the tree to the file with the new content. A dry run writes nothing
-    and returns the paths as ``pending``.
+    ``libraries`` maps a path in the tree to the file with the new contents. A dry run writes
+    nothing, and returns the paths that would be written as ``pending``. Raises StorageError if
+    writing fails.
     """
     workspace = draft.workspace
     plan = draft.plan
@@ -146,9 +147,10 @@ def finish(
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
-    """Return the plan for a tree. Raises DriftError, which names every fix that does not fit.
+    """Return the plan for a tree.
 
-    ``without`` of the error has these fixes if a plan without them works.
+    Raises DriftError, which names every fix that does not fit. If the plan works without these
+    fixes, they are in ``without`` of the error.
     """
     plan = make_plan(workspace.tree, recipe, request)
     if not plan.drifted:
@@ -156,8 +158,8 @@ def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
 
     ids = tuple(verdict.fix.id for verdict in plan.drifted)
     error = _drift_error(plan)
-    # Offer to leave the drifted fixes out only if that works. UsageError: another fix needs one of
-    # them, or --only names one.
+    # Offer to leave the drifted fixes out only if that works. It is a UsageError if another fix
+    # needs one of them, or --only names one.
     with suppress(UsageError):
         reduced = replace(request, skip=request.skip.union(ids))
         if not make_plan(workspace.tree, recipe, reduced).drifted:
@@ -176,7 +178,7 @@ def _drift_error(plan: Plan) -> DriftError:
 
 
 def revert(path: Path, project: str) -> tuple[str, ...]:
-    """Restore upstream's files, byte by byte; return their paths.
+    """Restore upstream's files and libraries, byte by byte; return their paths.
 
     Return nothing if patchkit changed nothing in the tree. Raises DriftError if a patched file was
     edited since.
@@ -194,7 +196,7 @@ def commit_libraries(
 ) -> tuple[str, ...]:
     """Replace libraries of an installed package; its patched texts stay as they are.
 
-    ``libraries`` maps a path in the tree to the file with the new content, built for the device
+    ``libraries`` maps a path in the tree to the file with the new contents, made for the device
     ``target``. Return the paths of the libraries that were written.
     """
     tree = workspace.tree
@@ -211,7 +213,7 @@ def commit_libraries(
 def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
     """Return the ledger to write for replaced libraries.
 
-    It is the present one if fixes were applied or its request is the same, else a new one.
+    That is the present ledger if it records fixes or the same request, else a new one.
     """
     tree = workspace.tree
     request = LedgerRequest.of(Request(target=target))
@@ -234,9 +236,9 @@ def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
 
 
 def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
-    """Restore upstream's libraries, byte by byte; return their paths. Texts stay patched.
+    """Restore upstream's libraries, byte by byte, and return their paths; texts stay patched.
 
-    Raises HashMismatchError if an original is damaged.
+    Raises HashMismatchError if the kept original of a library is damaged.
     """
     ledger = workspace.ledger
     if ledger is None or not ledger.libraries:

@@ -10,14 +10,14 @@ from patchkit.errors import StorageError
 from patchkit.records import Sha256
 
 Digest = Sha256 | Literal[""]
-"""The digest of a file in records: hex, "" for no file."""
+"""The SHA-256 of a file, in hex, as records have it; "" for no file."""
 
-# Folders that are not part of a release: history, patchkit's own state, output of builds.
+# Folders that are not part of a release: git's history, patchkit's state, output of builds.
 _ASIDE = (".git", ".patchkit", ".deps", "build")
 
 
 def digest(data: bytes | str | None) -> str:
-    """Return the SHA-256 of bytes, or of a text's UTF-8 form, as hex; "" for no file."""
+    """Return the SHA-256 of bytes, or of a text in UTF-8, as hex; "" for None."""
     if data is None:
         return ""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
@@ -41,14 +41,14 @@ def sha256_if_readable(path: Path) -> str:
 
 
 def tree_digest(root: Path) -> str:
-    """Return a SHA-256, as hex, over a folder's files: names, kinds, executable bits, contents.
+    """Return one SHA-256, as hex, of a folder's files: names, kinds, executable bits, contents.
 
-    Copies in different folders have the same digest, whatever their times and owners. A link counts
-    by its text, not by its target.
+    Copies of a folder have the same digest, whatever their places, times and owners. Of a link, its
+    text counts, not the file it leads to. History and output of builds are left out.
     """
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*")}
     total = hashlib.sha256()
-    # Sorted: the order of rglob is that of the file system.
+    # Sorted, since rglob yields paths in the order of the file system.
     for name, path in sorted(paths.items()):
         if name.partition("/")[0] in _ASIDE:
             continue
@@ -62,6 +62,7 @@ def tree_digest(root: Path) -> str:
         else:
             continue
 
-        # A name may hold blanks and newlines, but no NUL: no two folders give the same text.
+        # A NUL ends the name, which may hold blanks and newlines, but no NUL. So two different
+        # folders never give the same text.
         total.update(f"{kind} {name}\0{digest(content)}\n".encode())
     return total.hexdigest()

@@ -1,8 +1,8 @@
 """Read ELF files: their machine, the libraries that they need, their exports and their sections.
 
-Needed libraries are read as the dynamic loader reads them: by program headers. Sections are for
-tools, and a file may have none. Every table has a limit, so that a hostile file costs milliseconds
-and a few MiB, and raises SourceError. This module needs the standard library alone: nodes run it.
+Needed libraries are found through the program headers, as the dynamic loader finds them. Sections
+are for tools, and a file may have none. Every table has a limit: a hostile file raises SourceError
+after milliseconds and a few MiB. Nodes run this module, so it needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from patchkit.errors import SourceError
 from patchkit.frozen import frozen
 
 MAGIC = b"\x7fELF"
-_LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA of every CPU that vLLM's wheels are for
-# Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed and Elf64_Vernaux of
-# elf.h, little-endian and without padding.
+_LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA: 64 bits, little-endian
+# In their order: Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed and
+# Elf64_Vernaux of elf.h.
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 PROGRAM = struct.Struct("<IIQQQQQQ")
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -35,7 +35,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _NEED = struct.Struct("<HHIII")
 _NEEDED_VERSION = struct.Struct("<IHHII")
 
-# e_machine → the name that uname has for it; others are shown by their number.
+# e_machine → the machine's name in `uname -m`. Other machines are shown by their number.
 _MACHINES = {
     62: "x86_64",
     183: "aarch64",
@@ -47,7 +47,7 @@ _MACHINES = {
 _LOADABLE = (2, 3)  # ET_EXEC, ET_DYN
 PT_LOAD = 1
 _PT_DYNAMIC = 2
-# Tags of the dynamic section: DT_NULL, DT_NEEDED, …
+# Tags of entries in the dynamic section: DT_NULL, DT_NEEDED, …
 _NULL = 0
 _NEEDED = 1
 _STRTAB = 5
@@ -59,7 +59,7 @@ _VERNEED = 0x6FFFFFFE
 _SHT_NULL = 0
 _SHT_STRTAB = 3
 _SHT_NOBITS = 8
-_SHN_XINDEX = 0xFFFF  # e_shstrndx of a file with too many sections for 16 bits
+_SHN_XINDEX = 0xFFFF  # e_shstrndx if the number of sections needs more than 16 bits
 
 # Limits that no real library reaches.
 _MOST_PROGRAMS = 512  # program headers
@@ -69,10 +69,10 @@ _MOST_TEXT = 1 << 20  # bytes of all strings
 _MOST_VERSIONS = 4096  # symbol versions
 # Device code has some sections for each kernel, with names of kilobytes.
 _MOST_SECTIONS = 1 << 18
-_MOST_NAMES = 1 << 25  # bytes
+_MOST_NAMES = 1 << 25  # bytes of all names
 
 
-# An Elf64_Ehdr; offsets are in the file, sizes are those of one entry.
+# An Elf64_Ehdr. Offsets are in the file; program_size and section_size are those of one header.
 _FileHeader = namedtuple(
     "_FileHeader",
     "identity kind machine version entry programs_offset sections_offset flags header_size "
@@ -87,7 +87,7 @@ _ProgramHeader = namedtuple(
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section that has contents in the file, at ``offset`` and of ``size`` bytes."""
+    """A section with contents in the file: ``size`` bytes from ``offset`` on."""
 
     name: str
     offset: int
@@ -96,9 +96,10 @@ class Section:
 
 @frozen
 class Dynamic:
-    """The facts of a file for the dynamic loader; a field is empty if the file lacks it.
+    """What a file tells the dynamic loader; a field is empty if the file lacks it.
 
-    ``machine`` is named as uname names it; it is ``cuda`` for device code.
+    ``machine`` is the name in `uname -m`, or ``cuda`` for device code. ``needed`` are the names of
+    libraries, ``rpath`` and ``runpath`` folders.
     """
 
     machine: str
@@ -110,19 +111,18 @@ class Dynamic:
 
 @frozen
 class Library(Dynamic):
-    """All facts of a file, for tools.
+    """What a file tells the loader, its sections, and the symbol versions that it needs.
 
-    ``versions`` maps a needed library to the symbol versions that the file needs of it
-    (``GLIBC_2.34``), lowest first.
+    ``versions`` maps a needed library to symbol versions (``GLIBC_2.34``), lowest first.
     """
 
     versions: Mapping[str, tuple[str, ...]]
     sections: tuple[Section, ...]
 
     def highest(self, family: str) -> str:
-        """Return the highest version of ``GLIBC``, ``GLIBCXX``, … that it needs; "" for none.
+        """Return the highest symbol version of a family that the file needs: ``GLIBC_2.34``.
 
-        A distribution with an older one cannot load the file.
+        A distribution that only has older ones cannot load the file. Return "" for none.
         """
         numbered = re.compile(rf"{re.escape(family)}_\d[\d.]*")
         names = filter(numbered.fullmatch, chain.from_iterable(self.versions.values()))
@@ -130,7 +130,10 @@ class Library(Dynamic):
 
 
 def read_dynamic(path: Path) -> Dynamic:
-    """Return the facts of a program or library for the loader. Raises SourceError, OSError."""
+    """Return what a program or a library tells the loader.
+
+    Raises SourceError for another or a damaged file, OSError if it cannot be read.
+    """
     with path.open("rb") as stream:
         image = _Image(stream, str(path))
         image.check(image.is_loadable, "it is neither a program nor a shared library")
@@ -138,9 +141,10 @@ def read_dynamic(path: Path) -> Dynamic:
 
 
 def parse_library(stream: BufferedIOBase, name: str) -> Library:
-    """Return all facts of an open file, which errors call ``name``; object files have few.
+    """Return all facts of an open ELF file. ``name`` is its name in errors.
 
-    Raises SourceError if it is not ELF, or damaged; OSError.
+    Of an object file, most fields are empty. Raises SourceError if it is not ELF or damaged,
+    OSError if it cannot be read.
     """
     image = _Image(stream, name)
     sections = tuple(image.sections())
@@ -152,9 +156,9 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
 
 
 def exports(path: Path, symbol: str) -> bool:
-    """Return whether a library defines a symbol for others, by its sections.
+    """Return whether a library defines a symbol for others, by its table of dynamic symbols.
 
-    Raises SourceError, OSError.
+    Raises SourceError if the file is not ELF or damaged, OSError if it cannot be read.
     """
     with path.open("rb") as stream:
         image = _Image(stream, str(path))
@@ -167,7 +171,7 @@ def exports(path: Path, symbol: str) -> bool:
         image.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
         image.limit(table.size, _MOST_NAMES, "it has more symbols")
         text = image.read(names.offset, names.size)
-        # The table may store a name as the end of a longer one.
+        # A name may also be stored as the end of a longer name.
         matches = re.finditer(re.escape(symbol.encode() + b"\0"), text)
         places = {match.start() for match in matches}
         if not places:
@@ -184,13 +188,13 @@ def exports(path: Path, symbol: str) -> bool:
 
 def by_version(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts ``GLIBC_2.4`` before ``GLIBC_2.17``."""
-    # Nine digits at most: int() refuses or takes long for the long numbers of a hostile file.
+    # Numbers are cut into nine digits, since int() is slow for the long ones of a hostile file.
     parts = re.findall(r"\d{1,9}|\D+", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def damaged(name: str, what: str) -> SourceError:
-    """Return the error for bytes that contradict their format."""
+    """Return the error for a file ``name`` whose bytes contradict their format."""
     return SourceError(
         f"{name} cannot be read: {what}",
         why="the file is cut short or damaged, or it was made to mislead",
@@ -199,12 +203,16 @@ def damaged(name: str, what: str) -> SourceError:
 
 
 class _Image:
-    """An open file, read by offsets, and by the addresses that its program headers give to it."""
+    """An open ELF file, read by offsets in it or by addresses in memory.
+
+    The program headers say at which address each part of the file is loaded.
+    """
 
     def __init__(self, stream: BufferedIOBase, name: str) -> None:
         self._stream = stream
         self._name = name
-        # Bytes of strings that may still be copied: many entries may name one long string.
+        # Bytes of strings that may still be copied. The table's size is no limit: many entries may
+        # name one long string.
         self._text_left = _MOST_TEXT
         self._size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
@@ -226,7 +234,7 @@ class _Image:
 
     @property
     def is_loadable(self) -> bool:
-        """Return whether it is a program or a shared library."""
+        """Return whether the file is a program or a shared library."""
         return self._header.kind in _LOADABLE
 
     def check(self, holds: bool, what: str) -> None:
@@ -248,7 +256,7 @@ class _Image:
         return data
 
     def sections(self) -> Iterator[Section]:
-        """Yield the sections that have contents. There must be some."""
+        """Yield the sections that have contents. Raises SourceError if there are no sections."""
         headers, names = self._section_headers()
         is_table = names < len(headers) and headers[names][1] == _SHT_STRTAB
         self.check(is_table, "its sections have no names")
@@ -256,7 +264,7 @@ class _Image:
         self.check(size <= _MOST_NAMES, "the names of its sections are too long")
         text = self.read(offset, size)
 
-        # Many sections may share one long name: the copies are limited, not the table alone.
+        # The sum of the names is limited, too, since many sections may share one long name.
         budget = _MOST_NAMES
         for start, kind, _, _, offset, length, *_ in headers:
             if kind in (_SHT_NULL, _SHT_NOBITS):
@@ -274,7 +282,7 @@ class _Image:
             yield Section(name, offset, length)
 
     def _section_headers(self) -> tuple[list[tuple[int, ...]], int]:
-        """Return the headers of all sections, and the number of the section with their names."""
+        """Return the headers of all sections, and the index of the section with their names."""
         place = self._header.sections_offset
         size = self._header.section_size
         count = self._header.section_count
@@ -283,7 +291,7 @@ class _Image:
         self.check(place > 0, problem)
         self.check(size == SECTION.size, "its section headers have another size")
 
-        # The first header has the numbers that need more than 16 bits.
+        # Numbers that need more than 16 bits are in the first section header.
         if not count or names == _SHN_XINDEX:
             first_header = SECTION.unpack(self.read(place, size))
             count = count or first_header[5]
@@ -294,9 +302,9 @@ class _Image:
 
     @cached_property
     def _segments(self) -> list[_ProgramHeader]:
-        """Return the program headers; none for an object or device code."""
+        """Return the program headers; none for an object file or device code."""
         count = self._header.program_count
-        # NVIDIA's device code is ELF as well, and no loader of the system takes it.
+        # NVIDIA's device code is also ELF, but the system's loader does not load it.
         if not self.is_loadable or self.machine == "cuda" or not count:
             return []
 
@@ -314,7 +322,7 @@ class _Image:
             if segment.kind != _PT_DYNAMIC:
                 continue
 
-            # A longer section is read up to the limit; then its end is missing.
+            # Of a longer section only the limit is read: then the check below fails.
             count = min(segment.size // _ENTRY.size, _MOST_ENTRIES)
             data = self.read(segment.offset, count * _ENTRY.size)
             for tag, value in _ENTRY.iter_unpack(data):
@@ -325,9 +333,9 @@ class _Image:
         return tags
 
     def needed_versions(self) -> Mapping[str, set[str]]:
-        """Return the symbol versions that it needs, by library."""
+        """Return library → the symbol versions that the file needs from it."""
         versions: dict[str, set[str]] = {}
-        # Chains of a hostile file may overlap: the limit is one for all of them.
+        # One limit for all chains, since the chains of a hostile file may overlap.
         count = 0
         address = max(self.tags.get(_VERNEED, [0]))
         while address:
@@ -347,7 +355,7 @@ class _Image:
         return versions
 
     def dynamic_fields(self) -> dict[str, Any]:
-        """Return the facts for the loader, as the fields of Dynamic."""
+        """Return the fields of ``Dynamic``."""
         return {
             "machine": self.machine,
             "soname": "".join(self._strings(_SONAME)),
@@ -364,7 +372,7 @@ class _Image:
         return tuple(filter(None, paths.split(":")))
 
     def read_at(self, address: int, length: int) -> bytes:
-        """Return the bytes that the loader puts at an address. Raises SourceError for none."""
+        """Return the bytes that the loader puts at an address, or raise SourceError."""
         for segment in self._segments:
             start = address - segment.address
             is_inside = start >= 0 and start + length <= segment.size
@@ -373,7 +381,10 @@ class _Image:
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
     def string(self, place: int) -> str:
-        """Return a string of the dynamic section by its place. Raises SourceError."""
+        """Return the string at an offset in the table of strings.
+
+        Raises SourceError if it lies outside the table or does not end.
+        """
         size = max(self.tags.get(_STRSZ, [0]))
         self.check(place <= size, "a string lies behind the table of strings")
         table = max(self.tags.get(_STRTAB, [0]))

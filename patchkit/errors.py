@@ -1,7 +1,7 @@
-"""Name the ways in which patchkit refuses or fails, each with an exit code of its own.
+"""Define the errors with which patchkit refuses or fails, each with its own exit code.
 
-Scripts may rely on the codes: a code is never reused for another kind.
-0 is success (including "already done"); 1 is left to bugs.
+Scripts may rely on the codes: a code is never reused for another kind of error. 0 is success
+(including "already done"), and 1 is only for bugs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class PatchkitError(Exception):
     """A failure that patchkit can explain.
 
     ``what`` says what happened and where, ``why`` the likely cause, ``hint`` what to do next.
-    ``document`` is what a verb has told before it failed, for --json.
+    ``document`` holds the results that a command had before it failed, for --json.
     """
 
     exit_code = 1
@@ -40,7 +40,7 @@ class PatchkitError(Exception):
 
 
 class UsageError(PatchkitError):
-    """The request itself makes no sense: unknown fix, bare arch, a path where no file is."""
+    """The request itself is wrong: an unknown fix, an arch without suffix, a path to nothing."""
 
     exit_code = 2
 
@@ -54,7 +54,7 @@ class SourceError(PatchkitError):
 class DriftError(PatchkitError):
     """The code is not what a fix expects: an anchor is missing, altered or ambiguous.
 
-    ``without`` are the fixes that the same command can leave out, and then works.
+    ``without`` are the fixes without which the same command works.
     """
 
     exit_code = 4
@@ -66,13 +66,13 @@ class AbsentError(DriftError):
 
 
 class ProofError(PatchkitError):
-    """The edits went in but their effect is not the one promised."""
+    """The effect of edits, or the contents of a wheel, are not what they have to be."""
 
     exit_code = 5
 
 
 class BusyError(PatchkitError):
-    """Another patchkit process is working on the same tree."""
+    """Another process of patchkit has locked the same tree or folder."""
 
     exit_code = 6
 
@@ -84,7 +84,7 @@ class StorageError(PatchkitError):
 
 
 class HashMismatchError(PatchkitError):
-    """Bytes are not the ones that the lock or the ledger names."""
+    """A file is not the one whose digest a lock, a ledger or a manifest names."""
 
     exit_code = 8
 
@@ -96,13 +96,13 @@ class HostError(PatchkitError):
 
 
 class BuildError(PatchkitError):
-    """A compiler or a build tool failed; its own words are in the log that is named."""
+    """A compiler or a build tool failed; the error names the log with its output."""
 
     exit_code = 10
 
 
 class RecipeError(PatchkitError):
-    """A file of patchkit's own recipes is not what patchkit can read: a fix with a typo."""
+    """A file of a recipe cannot be read, for example a fix with a typo."""
 
     exit_code = 11
 
@@ -113,9 +113,10 @@ def translated(
     at: Path | None = None,
     hint: str = _HINT,
 ) -> Iterator[None]:
-    """Raise an OSError as a StorageError that says the ``outcome`` of the work, and what to do.
+    """Turn an OSError of the block into a StorageError.
 
-    ``at`` is named if the error itself names no file.
+    ``outcome`` says what state the failure leaves, ``hint`` what to do. ``at`` is named if the
+    OSError itself names no file.
     """
     try:
         yield
@@ -125,7 +126,7 @@ def translated(
 
 def reason(error: OSError, at: Path | None = None) -> str:
     """Return the text of an OSError: ``FILE: No space left on device``."""
-    # shutil has a list of rows (source, target, words); the first will do.
+    # shutil.Error has a list of rows (source, target, text); the first text is enough.
     if error.args and isinstance(error.args[0], list):
         return str(error.args[0][0][2])
     # filename2 is the target of a rename or a link.

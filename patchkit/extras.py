@@ -1,4 +1,4 @@
-"""Find which libraries of patchkit are missing, and the command that installs them."""
+"""Find which libraries that patchkit needs are missing, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
-"""Import names of the libraries in the extra ``build``."""
+"""Import names of the libraries that the extra ``build`` installs."""
 BASE = (
     "cmake",
     "libcst",
@@ -23,25 +23,28 @@ BASE = (
     "yaml",
     "zstandard",
 )
-"""Import names of the libraries that patchkit always depends on, except click."""
+"""Import names of the libraries that every installation has, except click."""
 
 
 def require_libraries(names: Iterable[str], extra: str = "") -> None:
-    """Raise HostError unless these libraries of an extra, or of patchkit itself, are installed."""
+    """Raise HostError unless these libraries are installed.
+
+    ``extra`` is the extra of patchkit that installs them, "" for its own requirements.
+    """
     if missing := lacking(names):
         raise missing_libraries(missing, extra)
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """Return which of these libraries are not installed."""
+    """Return the libraries among ``names`` that are not installed."""
     specs = {name: util.find_spec(name) for name in names}
-    # A folder build/ has a spec without an origin.
+    # A mere folder called build/ also has a spec, but one without an origin.
     return [name for name, spec in specs.items() if spec is None or spec.origin is None]
 
 
 def missing_libraries(names: list[str], extra: str = "") -> HostError:
-    """Return the error for libraries that are not installed."""
-    # Never a bare name: `patchkit` on the package index is another project.
+    """Return the error for missing libraries, with the command that installs them."""
+    # The command names a folder: `patchkit` on the package index is another project.
     checkout = Path(__file__).parents[1]
     is_here = (checkout / "pyproject.toml").is_file()
     place = str(checkout) if is_here else "."

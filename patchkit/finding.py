@@ -1,6 +1,6 @@
-"""Describe the result of a check, and how something is known: one vocabulary for all rooms.
+"""Define findings, the results of checks, and the words for how a fact is known.
 
-The texts of the doctor's findings are data, in recipes/doctor.
+All rooms use these types. The texts of the doctor's findings are data, in recipes/doctor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from patchkit.records import RECIPES, read_toml
 
 # How a fact is known, not how likely it is: "measured" is only for what somebody ran.
 Established = Literal[
-    "measured",  # somebody ran it, and results or figures are there
+    "measured",  # somebody ran it, and has results or figures
     "compiled",  # a compiler took or refused it
     "read",  # it stands in the source code
     "documented",  # its maker says so
@@ -28,11 +28,11 @@ Established = Literal[
 SINGLE_REPORT: Established = "single report"
 
 Confidence = Literal["high", "medium", "contested"]
-"""How sure a rule is; contested where sources contradict each other."""
+"""How sure a rule is; ``contested`` means that sources contradict each other."""
 
 
 class Level(StrEnum):
-    """How bad a finding is. A check that could not be made is unknown, and not passed."""
+    """How bad a finding is. A check that could not be made is UNKNOWN, not OK."""
 
     ERROR = "error"  # it does not work, or does not do what it says
     WARNING = "warning"  # it is likely harmful
@@ -45,11 +45,12 @@ class Level(StrEnum):
 class Finding:
     """The result of one check.
 
-    ``id`` is its stable name. ``where`` is the file, interface, address or pair, with ``line`` in a
-    file; ``about`` is the variable, the rule or the check. ``what`` says how it is, ``why`` says
-    why that matters, ``hint`` what to do, ``source`` who says so. ``kind`` is the error for a
-    finding of level ERROR; its exit code ends the command. ``sure`` says how the cause is known,
-    ``holds`` for which versions and machines, ``costs`` what the cure costs.
+    ``id`` is its stable name. ``where`` is the file, interface, address or pair of nodes that it
+    was made for, ``line`` the line in a file, ``about`` the variable, the rule or the check.
+    ``what`` describes the state, ``why`` says why that matters, ``hint`` what to do, and ``source``
+    where the statement comes from. ``kind`` is the type of error whose exit code a command ends
+    with if the level is ERROR. ``sure`` says how the cause is known, ``holds`` for which versions
+    and machines, ``costs`` what the cure costs.
     """
 
     what: str
@@ -67,7 +68,7 @@ class Finding:
     kind: type[PatchkitError] = SourceError
 
     def error(self) -> PatchkitError:
-        """Return the finding as the error that ends a command."""
+        """Return the finding as an error that a command can raise."""
         return self.kind(self.what, why=self.why, hint=self.hint)
 
     def fields(self) -> dict[str, object]:
@@ -91,7 +92,10 @@ def finding(
 
 
 def worst(findings: Iterable[Finding], *levels: Level) -> int:
-    """Return the highest exit code of the findings of these levels (ERROR alone), 0 for none."""
+    """Return the highest exit code of the findings with these levels, 0 if there are none.
+
+    Without ``levels``, only the level ERROR counts.
+    """
     counted = levels or (Level.ERROR,)
     codes = [finding.kind.exit_code for finding in findings if finding.level in counted]
     return max(codes, default=0)
@@ -99,10 +103,10 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
 
 @frozen
 class FindingText:
-    """A finding as a file has it; ``{fields}`` of its texts are filled in.
+    """The texts of a finding in a file of recipes/doctor, with ``{fields}`` to be filled in.
 
-    ``fine`` is the text of a check that passed; ``run`` are the words of {command}. ``covers`` are
-    checks of one machine, or of two, that say the same less exactly.
+    ``fine`` is the text for a check that passed. ``run`` are the words of the field {command}.
+    ``covers`` are the ids of checks that say the same less exactly, and are left out then.
     """
 
     id: str
@@ -118,13 +122,16 @@ class FindingText:
 
 @cache
 def finding_texts(file: str) -> Mapping[str, FindingText]:
-    """Return the texts of a file of recipes/doctor by id, in its order."""
+    """Return id → texts from a file of recipes/doctor, in the order of the file."""
     texts = read_toml(tuple[FindingText, ...], RECIPES / "doctor" / file, key="finding")
     return {text.id: text for text in texts}
 
 
 def finding_from_text(file: str, about: str, where: str, **fields: object) -> Finding:
-    """Return a finding of a file of recipes/doctor; ``where`` is the node or the log."""
+    """Return the finding with the id ``about`` from a file of recipes/doctor.
+
+    ``where`` is the node or the log that it was made for; ``fields`` fill its texts.
+    """
     text = finding_texts(file)[about]
     fields["where"] = where
     return Finding(

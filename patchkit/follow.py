@@ -1,6 +1,6 @@
 """Follow a program while it runs: read its lines as they come, within limits, and write to it.
 
-Its output is read as UTF-8, with U+FFFD for other bytes.
+The output is read as UTF-8; U+FFFD replaces bytes that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from patchkit.quoting import quoted
 from patchkit.units import BYTES_PER_MIB
 
 if TYPE_CHECKING:
-    # At run time they are imported where a program is run: a third of a fast probe's imports.
+    # At run time they are imported only where a program is run, since they take a third of the
+    # time in which a fast command loads.
     import subprocess
     import threading
 
 FOLLOWED: set[subprocess.Popen[bytes]] = set()
 _SHOWN = 8  # lines of a program's output that an error shows
 _TAIL = 400  # lines of a program's output that are kept
-_WIDEST = 1 << 14  # characters of each line that is kept
-_ERRORS = 1 << 18  # bytes of a program's errors that are kept
-_LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
+_WIDEST = 1 << 14  # characters of each kept line
+_ERRORS = 1 << 18  # bytes of a program's standard error that are kept
+# Bytes after which the unfinished part of a line is yielded, if lines have no limit.
+_LONGEST = 1 << 20
 _PIECE = 1 << 16  # bytes that are read at once
 _SILENCE_S = 0.5  # seconds until a silent program is reported as such
 _GRACE_S = 10  # seconds for a program to end when it is told to
 _FAREWELL_S = 3  # seconds for a program to end when its pipes are closed
-# Signals that come from outside: the kernel's for want of memory, a person's, an administrator's.
+# Signals that others send: the kernel if memory is short, a user, an administrator.
 _FROM_OUTSIDE = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 )
@@ -49,8 +51,8 @@ class Completed:
     """How a program ended.
 
     ``status`` is its exit status, negative for a signal, None if it did not start or broke its
-    ``FollowLimits``. ``trouble`` says what went wrong, with the last lines of the program but
-    without its name; "" for status 0.
+    ``FollowLimits``. ``trouble`` says what went wrong and has the last lines of the program, but
+    not its name; it is "" for status 0.
     """
 
     command: tuple[str, ...]
@@ -62,16 +64,19 @@ class Completed:
 
     @property
     def ended_itself(self) -> bool:
-        """Return whether the program started, and nobody else ended it.
+        """Return whether the program started, and was not ended by a signal from others.
 
-        A program that broke a limit on its resources ended itself: the same input breaks the limit
-        again.
+        A program that broke a limit of the kernel also counts as ended by itself, since it would
+        break the limit again with the same input.
         """
         return self.status is not None and -self.status not in _FROM_OUTSIDE
 
     @property
     def shown(self) -> str:
-        """Return the command, quoted for a shell; only the program if a word has several lines."""
+        """Return the command in backticks, quoted for a shell.
+
+        If a word has several lines, return only the program.
+        """
         if any("\n" in word for word in self.command):
             return self.command[0]
         return f"`{quoted(*self.command)}`"
@@ -83,7 +88,7 @@ class Completed:
         why: str = "",
         hint: str = "",
     ) -> PatchkitError:
-        """Return the failure as an error of ``kind``; HostError if it did not start."""
+        """Return the failure as an error of ``kind``, or as HostError if it did not start."""
         if not self.started:
             what = f"{self.command[0]} {self.trouble}"
             return HostError(what, why=why, hint=hint or "install it, or look at PATH")
@@ -95,9 +100,10 @@ class Completed:
 class FollowLimits:
     """The limits of a program.
 
-    ``silence`` and ``seconds`` are the longest times without a line and in all; ``line`` and
-    ``size`` are the most bytes of a line and of the output. With ``mark`` only lines that contain
-    it count: the text after the mark is yielded, and other lines do not end a silence.
+    ``silence`` is the longest time in seconds without a line, ``seconds`` the longest time in all.
+    ``line`` and ``size`` are the most bytes of a line and of the output. With ``mark``, only lines
+    that contain this text count: the rest of the line behind it is yielded, and other lines do not
+    end a silence.
     """
 
     mark: str = ""
@@ -109,9 +115,10 @@ class FollowLimits:
 
 @frozen
 class Resources:
-    """Limits that the kernel holds: bytes of address space, seconds of processor, bytes of a file.
+    """Limits that the kernel enforces; None is no limit.
 
-    None is no limit.
+    ``memory`` are bytes of address space, ``processor`` seconds of processor time, ``written`` the
+    bytes of each file that is written.
     """
 
     memory: int | None = None
@@ -119,10 +126,11 @@ class Resources:
     written: int | None = None
 
     def bind(self, process: int) -> None:
-        """Set the limits of a process that was just started, and of its children.
+        """Set the limits of a process that was just started; its children inherit them.
 
-        The limits are set after the start, since Python code must not run between fork and exec if
-        there are other threads. Until then the program only loads itself.
+        They are not set before the start, since Python code must not run between fork and exec if
+        there are other threads. The short time without limits does no harm: the program still
+        loads.
         """
         limits = {
             resource.RLIMIT_AS: self.memory,
@@ -133,16 +141,16 @@ class Resources:
             if limit is None:
                 continue
 
-            # The hard limit of this process can only be lowered.
+            # A limit above the hard limit of this process is not allowed.
             hard = resource.getrlimit(kind)[1]
             soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            with contextlib.suppress(ProcessLookupError):  # it has ended already
+            with contextlib.suppress(ProcessLookupError):  # the program has ended
                 resource.prlimit(process, kind, (soft, hard))
 
     def breach(self, status: int) -> str:
-        """Return a text about the limit that a signal reports, "" for another exit status.
+        """Return a text about the limit whose signal ended the program, "" for another status.
 
-        No signal reports the limit of memory.
+        The limit of memory has no signal.
         """
         match -status:
             case signal.SIGXCPU:
@@ -154,20 +162,23 @@ class Resources:
 
 
 class Follow(contextlib.AbstractContextManager["Follow"]):
-    """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
+    """A program whose lines are read while it runs; after the last one, ``done`` says how it ended.
 
-    Its iterator yields each line with its line feed, errors among the others, and "" while the
-    program is silent. A carriage return ends a line as well: that is how progress is drawn. The
-    output in ``done`` is the last 400 lines. A block of ``with`` that is left early ends the
-    program. With ``inherit`` it keeps this process's open files, such as a lock.
+    The iterator yields each line with its line feed, and "" while the program is silent. Standard
+    output and standard error are one stream. A carriage return also ends a line, since programs
+    draw their progress with it. The output in ``done`` is the last 400 lines. If the ``with`` block
+    is left early, the program is ended. With ``inherit``, the program gets this process's open
+    files, such as a lock.
 
-    With ``given`` it is a dialogue: the program reads that while its lines are read, neither is in
-    memory as a whole, errors are apart, and an error of ``given`` is raised here. ``done`` has the
-    last 8 lines. With ``beat`` the program gets a line feed every so many seconds, so that it knows
-    that somebody listens, and its input ends with the block: it may not outlive its output.
+    With ``given`` it is a dialogue: ``given`` is written to the program's standard input while its
+    lines are read, so that neither is in memory as a whole. Standard error is kept apart, in
+    ``done.errors``; the output in ``done`` is the last 8 lines. An exception that ``given`` raises
+    is raised by the iterator. With ``beat``, the program gets a line feed every ``beat`` seconds,
+    as a sign that this process still listens. Its input ends when the block ends, and the program
+    is ended when its output has ended.
 
-    A program that breaks one of ``limits`` is killed, and its status is None. The kernel holds
-    ``resources``; the status is then that of the program.
+    A program that breaks one of ``limits`` is killed, and its status is None. ``resources`` are
+    enforced by the kernel, and the status is then the program's.
     """
 
     done: Completed
@@ -224,14 +235,14 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         resources.bind(self._process.pid)
         self._began = self._heard = time.monotonic()
         if given is not None:
-            # A thread: a program that does not read must not keep this one from its limits.
+            # In a thread, so that the limits also hold for a program that does not read its input.
             self._feeder = threading.Thread(
                 target=self._feed, args=(given,), daemon=True
             )
             self._feeder.start()
 
     def __exit__(self, *_error: object) -> None:
-        """End the program if it still runs; kill it if it takes more than ten seconds to end."""
+        """End the program if it still runs, and kill it if it has not ended after ten seconds."""
         import subprocess
 
         if (process := self._process) is None:
@@ -246,7 +257,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             except subprocess.TimeoutExpired:
                 process.kill()
 
-        with process:  # waits, and closes its output
+        with process:  # waits for the program, and closes its output
             pass
 
     def __iter__(self) -> Iterator[str]:
@@ -289,7 +300,8 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
     def _feed(self, given: Iterable[bytes]) -> None:
         stdin = self._pipe("stdin")
-        with contextlib.suppress(OSError), stdin:  # it ended, or nobody reads on
+        # An OSError means that the program has ended or reads no more.
+        with contextlib.suppress(OSError), stdin:
             for part in self._without_errors(given):
                 view = memoryview(part)
                 while view:
@@ -298,9 +310,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 stdin.write(b"\n")
 
     def _without_errors(self, given: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the input of the program. Keep an error of ``given``, to be raised by ``__iter__``.
+        """Yield the input of the program. Keep an error of ``given`` for ``__iter__`` to raise.
 
-        The error is kept before the input ends, since the program may end at once then.
+        The error is kept before the input is closed, since the program may end as soon as it is.
         """
         try:
             yield from given
@@ -313,7 +325,10 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         return cast("IO[bytes]", getattr(self._process, name))
 
     def _lines(self) -> Iterator[str]:
-        """Yield each line with its line feed, a last line also without one, "" in silence."""
+        """Yield each line with its line feed, and "" while the program is silent.
+
+        The last line may lack a line feed.
+        """
         limits = self._limits
         unfinished = bytearray()
         size = 0
@@ -344,9 +359,9 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             yield unfinished.decode(errors="replace")
 
     def _parts(self) -> Iterator[bytes]:
-        """Yield the output as it comes, b"" in silence, until it ends or breaks a limit of time.
+        """Yield the output as it comes, and b"" in silence, up to its end or a limit of time.
 
-        The end of what the program writes to standard error is kept in ``_errors``.
+        The last part of the standard error of a dialogue is kept in ``_errors``.
         """
         stdout = self._pipe("stdout")
         stderr = self._pipe("stderr") if self._feeder else None
@@ -354,7 +369,8 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         while stdout in ends or (ends and self._may_print_errors()):
             deadline, reason = self._deadline()
             seconds_left = max(deadline - time.monotonic(), 0.0)
-            # After the deadline only output that is ready counts: errors may come for ever.
+            # After the deadline, only output that is ready is read, since a program can write to
+            # standard error for ever.
             awaited = ends
             if not seconds_left:
                 awaited = [end for end in ends if end is stdout]
@@ -376,12 +392,12 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 yield b""
 
     def _may_print_errors(self) -> bool:
-        """Return whether the program may still write errors after the end of its output."""
+        """Return whether to wait for standard error after the end of the output."""
         process = cast("subprocess.Popen[bytes]", self._process)
         return not self._beat and process.poll() is None
 
     def _deadline(self) -> tuple[float, str]:
-        """Return the monotonic time at which the program is killed, and the reason."""
+        """Return the time (of ``time.monotonic``) at which to kill the program, and the reason."""
         silent = self._heard + self._limits.silence
         late = self._began + self._limits.seconds
         if silent <= late:
@@ -397,9 +413,10 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._process.kill()
 
     def _hang_up(self) -> None:
-        """End a dialogue: close both pipes, wait three seconds for the program, then kill it.
+        """End a dialogue: close input and output, wait three seconds, then kill the program.
 
-        Errors are read only as far as they came, since ssh's master process keeps that pipe open.
+        Of standard error, only what has come already is read: a master process of ssh keeps that
+        pipe open after the program's end.
         """
         import subprocess
 
@@ -408,7 +425,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._over.set()
         feeder.join(1)
         if feeder.is_alive():
-            self._process.kill()  # it does not read
+            self._process.kill()  # the program does not read its input
             feeder.join(1)
 
         self._pipe("stdout").close()
@@ -429,16 +446,16 @@ def _start_trouble(
     env: Mapping[str, str] | None,
     error: Exception,
 ) -> str:
-    """Return why a program did not start."""
+    """Return why a program did not start, to follow its name: ``is not installed``."""
     path = None if env is None else env.get("PATH", os.defpath)
-    # ENOENT alone does not tell: it may be about cwd, or about the interpreter of a script.
+    # ENOENT alone does not tell this: it can be about cwd or about a script's interpreter, too.
     if "/" not in program and shutil.which(program, path=path) is None:
         return "is not installed"
 
     reason = getattr(error, "strerror", None) or str(error)
     file = getattr(error, "filename", None)
     if file not in (None, program):
-        reason = f"{file}: {reason}"  # the folder
+        reason = f"{file}: {reason}"  # the file is cwd then
     return f"does not run: {reason}"
 
 

@@ -1,8 +1,8 @@
-"""Read numbers and JSON that somebody else wrote: finite and of a bounded size, or ValueError.
+"""Read numbers and JSON that others wrote; raise ValueError unless they are finite and bounded.
 
-The answers of programs, nodes and servers are read here, so that no infinite number and no endless
-nesting gets any further. Nodes have this file beside their scripts, with the standard
-library alone.
+The answers of programs, nodes and servers are read here, so that no other module has to expect an
+infinite number or endless nesting. This file is copied to nodes beside their scripts, so it needs
+the standard library alone.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import math
 import sys
 from typing import Any
 
-_DIGITS = 25  # of a whole number: a size in bytes has 20 at most
-_MOST = 1 << 53  # up to here a double has every whole number
+_DIGITS = 25  # a whole number has fewer; a size in bytes has 20 at most
+_MOST = 1 << 53  # a double can hold every whole number up to this one
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a text in JSON. Raises ValueError, also for too deep nesting."""
+    """Return the value of a JSON text.
+
+    Raises ValueError if it is not JSON, nested too deeply, or has an infinite or too long number.
+    """
     try:
         return json.loads(
             text,
@@ -30,7 +33,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def read_number(text: str) -> float:
-    """Return a finite number. Raises ValueError for NaN, an infinite one, and no number."""
+    """Return a text as a finite number. Raises ValueError for NaN, infinity and other texts."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:_DIGITS]} is no finite number")
@@ -38,7 +41,7 @@ def read_number(text: str) -> float:
 
 
 def read_count(text: str) -> float:
-    """Return a finite number that is not negative. Raises ValueError."""
+    """Return a text as a finite number that is not negative. Raises ValueError for other texts."""
     number = read_number(text)
     if number < 0:
         raise ValueError(f"{text[:_DIGITS]} counts nothing")
@@ -46,7 +49,7 @@ def read_count(text: str) -> float:
 
 
 def whole_number(value: object, most: int = _MOST) -> int:
-    """Return a value of JSON as a whole number from 0 to ``most``. Raises ValueError."""
+    """Return a JSON value that is a whole number from 0 to ``most``; else raise ValueError."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError("is no whole number")
     if not 0 <= value <= most:
@@ -55,7 +58,7 @@ def whole_number(value: object, most: int = _MOST) -> int:
 
 
 def positive_number(value: object) -> float:
-    """Return a value of JSON as a finite number above 0; 0 for anything else."""
+    """Return a JSON value that is a finite number above 0; for any other value, return 0."""
     if isinstance(value, int | float) and 0 < value <= sys.float_info.max:
         return float(value)
     return 0.0

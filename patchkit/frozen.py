@@ -1,4 +1,4 @@
-"""Define records: frozen dataclasses with slots, whose fields are given by name."""
+"""Define a decorator for records: frozen dataclasses with slots and keyword-only fields."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ T = TypeVar("T")
     frozen_default=True, kw_only_default=True, field_specifiers=(field,)
 )
 def frozen(cls: type[T]) -> type[T]:
-    """Return a class as a record; ``dataclasses`` takes it for any other dataclass."""
+    """Make a class a record: a dataclass that is frozen, has slots, and takes fields by name."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)

@@ -1,9 +1,9 @@
 """Ask an HTTP server that may be slow, broken or hostile, within limits of time and size.
 
-A request uses no proxy of the environment and follows no redirection, so it reaches only the server
-at its address. The key is sent only for paths that need it. The caller must check who listens at
-the address before it gives the key. Nodes run this file beside their scripts, with the standard
-library alone.
+A request uses no proxy from the environment and follows no redirection, so it goes only to the
+server at the address. The key is sent only for paths that need it. Before it hands over the key,
+the caller must check who listens at the address. This file is copied to nodes beside their scripts,
+so it needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from urllib.parse import SplitResult, urlsplit
 
 from patchkit.foreign import read_json
 
-_CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
-_ENDS = 1.0  # seconds for a connection that was cut to be noticed
+_CONNECT = 5.0  # seconds to connect, on this machine or over a cable
+_ENDS = 1.0  # seconds for the thread to notice that its connection was cut
 _MASK = "(masked)"
-_SHORT = 8  # characters: a shorter key may be any word of an answer
-_SAID = 500  # characters of an answer that are shown
+_SHORT = 8  # characters; a shorter key is not masked, since any word may contain it
+_SAID = 500  # characters of a server's text that are shown
 # Bytes of an answer; /metrics of eight engines has some hundred thousand.
 _LARGEST = 8 << 20
 _PIECE = 1 << 16
-_KEYED = ("/v1/", "/pooling")  # paths that want the server's key
+_KEYED = ("/v1/", "/pooling")  # beginnings of paths that need the key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathAnswer:
-    """How a path answered, after ``ms`` milliseconds.
+    """How a server answered for a path, after ``ms`` milliseconds.
 
-    ``status`` is that of HTTP, 0 without an answer. ``trouble`` says what went wrong. ``closed``
-    says that no program listens at the address.
+    ``status`` is the status of HTTP, 0 without an answer. ``trouble`` says what went wrong, "" for
+    nothing. ``closed`` says that no program listens at the address.
     """
 
     status: int = 0
@@ -48,7 +48,7 @@ class PathAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer(PathAnswer):
-    """An answer with its body, as far as it came."""
+    """An answer with its body, or with the part of the body that came."""
 
     body: bytes = b""
 
@@ -64,12 +64,12 @@ class HttpAnswer(PathAnswer):
 
     @property
     def text(self) -> str:
-        """Return the whole body of an answer that went well, else ""."""
+        """Return the body of a complete answer with status 200, else ""."""
         went_well = self.status == 200 and not self.trouble
         return self.body.decode(errors="replace") if went_well else ""
 
     def value(self, *keys: str | int) -> Any:
-        """Return the value of these keys in the body as JSON; None if there is none."""
+        """Return the value that ``keys`` lead to in a JSON body; None if there is no such value."""
         try:
             value = read_json(self.body)
             for key in keys:
@@ -81,9 +81,9 @@ class HttpAnswer(PathAnswer):
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server by its URL, without /v1; ``key`` is masked in every text about it.
+    """A server; its ``url`` is without /v1. ``key`` is masked in every text of the server.
 
-    Raises ValueError for a URL that names no server, or contains a login.
+    Raises ValueError for a URL that names no server or contains a login.
     """
 
     url: str
@@ -91,7 +91,7 @@ class HttpServer:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        _ = parts.port  # raises, too
+        _ = parts.port  # raises ValueError for a wrong port
         is_server = parts.scheme in ("http", "https") and parts.hostname
         has_login = "@" in parts.netloc
         if has_login or not is_server:
@@ -105,19 +105,24 @@ class HttpServer:
         body: dict[str, Any] | None = None,
         seconds: float = 10.0,
     ) -> HttpAnswer:
-        """Return the whole answer, or the part of it that came within ``seconds``."""
+        """Return the answer for a path, or the part of it that came within ``seconds``.
+
+        With a ``body`` the request is a POST of this JSON, else a GET. A failure is in the answer's
+        ``trouble``; nothing is raised.
+        """
         key = self.key if path.startswith(_KEYED) else ""
         exchange = _Exchange(urlsplit(self.url), path, body, key)
         began = time.monotonic()
 
-        # One time limit for all steps: name, connection, TLS, head and body. A timeout of a socket
-        # starts anew with each byte, and does not apply to the look-up of a name.
+        # A thread, for one time limit over all steps: look-up of the name, connection, TLS, head
+        # and body. The timeout of a socket starts anew with each byte, and not for the look-up.
         worker = threading.Thread(target=exchange.run, args=[seconds], daemon=True)
         worker.start()
         try:
             worker.join(seconds)
             late = worker.is_alive()
-            status = exchange.status  # a head that is cut short reads as a whole one
+            # Read before the cut, since http.client takes a head that is cut short for complete.
+            status = exchange.status
         finally:
             exchange.cut()
         elapsed = time.monotonic() - began
@@ -136,14 +141,14 @@ class HttpServer:
         )
 
     def clean(self, text: str, longest: int = _SAID) -> str:
-        """Return a text of the server without the key, no longer than ``longest``."""
+        """Return a text of the server with the key masked, and at most ``longest`` characters."""
         if len(self.key) >= _SHORT:
             text = text.replace(self.key, _MASK)
         return clean(text, longest)
 
 
 class _Exchange:
-    """One question and its answer, as far as it came; ``run`` runs in a thread."""
+    """One request and the part of its answer that has come; ``run`` runs in a thread."""
 
     def __init__(
         self,
@@ -164,12 +169,13 @@ class _Exchange:
         self.trouble = ""
         self.timed_out = False
         self.closed = False
-        # A second handle of the connection: TLS and http.client each forget the first one.
+        # A duplicate of the socket, to end the connection from outside: the socket itself is handed
+        # on to TLS and http.client.
         self._handle: socket.socket | None = None
         self._over = False
 
     def run(self, seconds: float) -> None:
-        """Ask, and keep the answer as far as it comes. Raises nothing."""
+        """Send the request and keep what comes of the answer. A failure is kept in ``trouble``."""
         try:
             self._talk(seconds)
         except TimeoutError:
@@ -180,7 +186,7 @@ class _Exchange:
             self.trouble = strerror or str(error) or type(error).__name__
 
     def cut(self) -> None:
-        """End the connection at any time."""
+        """End the connection; another thread may be in ``run``."""
         self._over = True
         if self._handle:
             with contextlib.suppress(OSError):
@@ -194,7 +200,7 @@ class _Exchange:
         connection = http.client.HTTPConnection(host, port)
         with socket.create_connection((host, port), min(seconds, _CONNECT)) as plain:
             self._handle = plain.dup()
-            if self._over:  # it was cut before there was a handle
+            if self._over:  # `cut` was called before there was a handle
                 self.cut()
 
             plain.settimeout(seconds)
@@ -216,16 +222,19 @@ class _Exchange:
             if len(self.body) > _LARGEST:
                 self.trouble = f"more than {_LARGEST >> 20} MiB"
                 return
-        # The head promised more; http.client takes this for the end.
+        # The head promised more bytes, but http.client takes a closed connection for the end.
         if answer.length:
             self.trouble = f"it ended {answer.length} bytes early"
 
 
 def usable_key(key: str) -> str:
-    """Return a server's key, "" for one that no header can hold."""
+    """Return a server's key, or "" if a header cannot hold it."""
     return key if key.isascii() and key.isprintable() else ""
 
 
 def clean(text: str, longest: int = _SAID) -> str:
-    """Return a text that can be written as UTF-8: JSON can name half a surrogate pair."""
+    """Return at most ``longest`` characters of a text, in a form that UTF-8 can hold.
+
+    "?" replaces half a surrogate pair, which JSON can contain.
+    """
     return text[:longest].encode("utf-8", "replace").decode()

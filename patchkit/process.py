@@ -1,9 +1,9 @@
-"""Run programs, never by a shell; raise a failure as one of patchkit's errors.
+"""Run programs without a shell, and raise failures as patchkit's errors.
 
-``run`` is for a program that must succeed, ``attempt`` for one that may fail, ``ask`` for code that
-another Python runs. ``follow.py`` is for a long-running program, or a dialogue with one.
+``run`` is for a program that must succeed, ``attempt`` for one that may fail, and ``ask`` for code
+that another Python runs. ``follow.py`` is for a long-running program, or a dialogue with a program.
 
-Two modules start processes themselves: ``proof/child_process.py`` and ``doctor/proof.py``.
+Two other modules start processes themselves: ``proof/child_process.py`` and ``doctor/proof.py``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from patchkit.foreign import read_json
 
 _PATIENCE = 60.0  # seconds
 _MOST = 256 << 20  # bytes of a program's output
-_MARK = "patchkit:"  # before an answer: a sitecustomize may also print
-# Run by the other Python: the question is its first argument, the rest are the question's own.
+_MARK = "patchkit:"  # in front of an answer, since a sitecustomize may print lines, too
+# The other Python runs this text. Its first argument is the code of the question; the others become
+# sys.argv[1:] of that code.
 _ASK = f"""\
 import sys
 if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
@@ -34,10 +35,11 @@ sys.stdout.write("\\n{_MARK}" + json.dumps(names["answer"]) + "\\n")
 
 
 class RunOptions(TypedDict, total=False):
-    """How a program runs; by default with the variables and the folder of this process.
+    """How a program runs.
 
-    ``input`` goes to standard input. ``timeout`` is in seconds, by default 60; None is no limit.
-    ``umask`` applies to the files that the program makes, ``resources`` limits memory and time.
+    ``env`` are its variables and ``cwd`` its folder; default: those of this process. ``input`` is
+    written to standard input. ``timeout`` is in seconds; default: 60; None is no limit. ``umask``
+    applies to the files that the program makes. ``resources`` are limits of memory and time.
     """
 
     env: Mapping[str, str] | None
@@ -58,9 +60,9 @@ def run(
 ) -> Completed:
     """Run a program that must succeed; return how it ended.
 
-    Raises ``kind`` with the last lines of the program if it fails or does not end in time,
-    HostError if it does not start. Without ``check`` only a signal or a broken limit is a failure,
-    not an exit status.
+    Raises ``kind``, with the last lines of the program, if it fails or does not end in time;
+    HostError if it does not start. Without ``check``, an exit status other than 0 is no failure;
+    a signal or a broken limit still is one.
     """
     done = attempt(*words, **options)
     answered = done.status is not None and done.status >= 0
@@ -70,15 +72,18 @@ def run(
 
 
 def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
-    """Run a program that may fail; return how it ended. A failure is in ``trouble``, not raised."""
+    """Run a program that may fail; return how it ended.
+
+    A failure is in ``trouble`` of the result, and not raised.
+    """
     timeout = options.get("timeout", _PATIENCE)
     seconds = math.inf if timeout is None else timeout
     running = Follow(
         *words,
         env=options.get("env"),
         cwd=options.get("cwd"),
-        umask=options.get("umask", -1),  # -1: that of this process
-        # After the input comes the end of the file: the program waits for no person.
+        umask=options.get("umask", -1),  # -1 is the umask of this process
+        # Standard input ends behind the input, so the program cannot wait for a user.
         given=[options.get("input", b"")],
         limits=FollowLimits(seconds=seconds, line=_MOST, size=_MOST),
         resources=options.get("resources", Resources()),
@@ -98,11 +103,12 @@ def ask(
     timeout: float = 120.0,
     hint: str = "",
 ) -> Any:
-    """Run ``code`` by another Python; return the value of its variable ``answer``, sent as JSON.
+    """Run ``code`` in another Python, and return the value of its variable ``answer``.
 
-    ``arguments`` are ``sys.argv[1:]`` of the code. ``isolated`` is Python's -I: no variables, no
-    packages of the user, no current folder. The caller must check the answer (``records``), since
-    that Python is not trusted. Raises HostError if it does not run or does not answer.
+    The value is sent as JSON. ``arguments`` are ``sys.argv[1:]`` of the code. ``isolated`` is
+    Python's -I: variables, packages of the user and the current folder are ignored. The other
+    Python is not trusted, so the caller must check the answer with ``records``. Raises HostError if
+    the Python does not run or does not answer.
     """
     flags = ["-I"] if isolated else []
     words = (python, *flags, "-c", _ASK, code, *arguments)

@@ -1,6 +1,6 @@
 """Make texts of others safe to show in a terminal, and to paste into a shell.
 
-The name of a file in a wheel may clear the screen, and a folder may be called ``$(reboot)``.
+The name of a file in a wheel can clear the screen, and a folder can be called ``$(reboot)``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _KEPT = "\n\t"
 
 
 def visible(text: str) -> str:
-    r"""Return text with every character escaped that a terminal would obey or hide.
+    r"""Return a text in which each character that a terminal would obey or hide is escaped.
 
-    ``repr`` escapes the same characters: control characters, marks that turn the direction of
-    writing, separators of lines, and the bytes of a name that is not UTF-8 (``\x1b``, ``\u202e``).
-    Newline and tab stay.
+    These are the characters that ``repr`` escapes, except newline and tab: control characters
+    (``\x1b``), marks that turn the direction of writing (``\u202e``), separators of lines, and the
+    bytes of a file name that is not UTF-8.
     """
     return text if text.isprintable() else "".join(map(_visible_character, text))
 
@@ -30,9 +30,10 @@ def _visible_character(character: str) -> str:
 
 
 def quoted(*words: str | Path) -> str:
-    """Return words as a command line, each quoted for bash and zsh if it needs that.
+    """Return words as one command line, each word quoted for bash and zsh if necessary.
 
-    A path that begins with a dash is written as ./-path, so that no program takes it for an option.
+    A ``Path`` that begins with a dash is written as ./-path, so that no program takes it for an
+    option.
     """
     return " ".join(map(_quoted_word, words))
 
@@ -44,7 +45,7 @@ def _quoted_word(word: str | Path) -> str:
     if text.isprintable():
         return shlex.quote(text)
 
-    # $'…' is the one form in which a shell takes a character that is not shown as itself.
+    # Only in the form $'…' do shells read escapes, for characters that cannot be shown.
     escaped = ""
     for character in text.replace("\\", r"\\").replace("'", r"\'"):
         if character.isprintable():

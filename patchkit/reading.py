@@ -1,7 +1,7 @@
-"""Read files that others made, whole or not at all: regular, of bounded size, UTF-8.
+"""Read files that others made, if they are regular files of a bounded size.
 
-A path of a user or in a tree may lead to a device without an end, a FIFO that nobody writes to, or
-a file larger than memory. None of them blocks this process or fills its memory.
+A path that a user names, or in a tree, may lead to an endless device, a FIFO that nobody writes to,
+or a file larger than memory. None of these blocks this process or fills its memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
 
 if TYPE_CHECKING:
-    import ast  # at run time where it is used: few readers need it
+    import ast  # at run time it is imported where it is used, since few callers need it
 
 LARGEST = 4 << 20
-"""Bytes of a text that somebody names: env files, scripts, ledgers, facts of machines."""
+"""Most bytes of a text file that a user names: env files, scripts, ledgers, facts of machines."""
 
 LARGEST_IN_TREE = 64 << 20
-"""Bytes of a text in a tree, a package or a wheelhouse: sources, RECORD, a manifest."""
+"""Most bytes of a text file in a tree, a package or a wheelhouse: sources, RECORD, a manifest."""
 
 _STDIN = "standard input"
 _HINT = "name a regular file"
@@ -51,15 +51,15 @@ def read_bytes(
     follow: bool = True,
     hint: str = _HINT,
 ) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes; None is standard input.
+    """Return the contents of a regular file of at most ``limit`` bytes; None is standard input.
 
-    ``follow`` allows a symbolic link as the last part of the path: True for a path that a user
-    named, False in a tree. ``hint`` is for a path that leads to no file. Raises UsageError if the
-    path leads to nothing, or not to a file; SourceError if the file is too large; StorageError if
-    it cannot be read.
+    ``follow`` allows the last part of the path to be a symbolic link: True for a path that a user
+    named, False in a tree. ``hint`` is the hint of a UsageError. Raises UsageError if the path does
+    not lead to a regular file, SourceError if the file is too large, StorageError if it cannot be
+    read.
     """
     with _opened(path, hint, follow=follow) as file:
-        data = file.read(limit + 1)  # one byte more shows that it is too large
+        data = file.read(limit + 1)  # one more byte shows that the file is too large
 
     if len(data) > limit:
         size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit} bytes"
@@ -78,16 +78,16 @@ def read_text(
     follow: bool = True,
     hint: str = _HINT,
 ) -> str:
-    """Return the text of a file; raises as ``read_bytes`` does, SourceError if it is not UTF-8."""
+    """Return the text of a file. Raises as ``read_bytes``, and SourceError if it is not UTF-8."""
     data = read_bytes(path, limit=limit, follow=follow, hint=hint)
     return decoded(data, str(path or _STDIN))
 
 
 def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes]:
-    """Yield a file of any size in pieces of a megabyte; ``-`` is standard input.
+    """Yield a file of any size in pieces of a megabyte; the path ``-`` is standard input.
 
-    ``reader`` is the command that reads it there. Raises as ``read_bytes`` does, SourceError for a
-    compressed one.
+    Raises as ``read_bytes`` does, and SourceError for a compressed file. Then the hint pipes the
+    decompressed file into ``reader``, a command of patchkit that reads standard input.
     """
     if str(path) == "-":
         yield from iter(lambda: os.read(0, _PIECE), b"")
@@ -107,7 +107,7 @@ def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes
 
 
 def decoded(data: bytes, where: str) -> str:
-    """Return UTF-8 as text. Raises SourceError, naming ``where:line``."""
+    """Return UTF-8 bytes as text. Raises SourceError, naming ``where`` and the line, for others."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -120,9 +120,9 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def parse_python(text: str | bytes) -> ast.Module:
-    """Return Python as a syntax tree. Raises SyntaxError, whatever is wrong with the text.
+    """Return Python code as a syntax tree. Raises SyntaxError, also for too deep nesting.
 
-    CPython raises MemoryError or RecursionError, by its version, for too deep nesting.
+    For too deep nesting, CPython itself raises MemoryError or RecursionError, by its version.
     """
     import ast
 
@@ -133,7 +133,7 @@ def parse_python(text: str | bytes) -> ast.Module:
 
 
 def require_file(path: Path, hint: str) -> None:
-    """Raise as ``read_bytes`` does unless a path that a user named leads to a regular file."""
+    """Raise as ``read_bytes`` does unless a path leads to a regular file that can be opened."""
     with _opened(path, hint):
         pass
 
@@ -148,11 +148,11 @@ def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[Bi
         handle = _open_regular(path, hint, follow=follow)
         with os.fdopen(handle, "rb") as file:
             yield file
-    # ValueError: a NUL in the path.
+    # A ValueError means that the path contains a NUL.
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise UsageError(f"{path}: no such file", hint=hint) from None
     except OSError as error:
-        if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
+        if error.errno == errno.ELOOP:  # the path is a link, and O_NOFOLLOW refuses it
             problem = f"{path}: is a symbolic link, not a file"
             raise UsageError(problem, hint=hint) from None
         raise StorageError(
@@ -162,13 +162,17 @@ def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[Bi
 
 
 def _open_regular(path: Path, hint: str, *, follow: bool) -> int:
-    """Return a descriptor of a regular file. Raises UsageError for another kind, OSError."""
-    # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
+    """Open a regular file and return its descriptor.
+
+    Raises UsageError for another kind of file, OSError if it cannot be opened.
+    """
+    # With O_NONBLOCK, a FIFO without a writer does not block. With O_NOCTTY, a terminal does not
+    # become the controlling terminal of this process.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if not follow:
         flags |= os.O_NOFOLLOW
     handle = os.open(path, flags)
-    # The mode of the open file: the path may lead elsewhere by now.
+    # Ask the open file, not the path, which may lead to another file by now.
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle

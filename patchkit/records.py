@@ -1,11 +1,11 @@
 """Read TOML and JSON as frozen dataclasses, with every key and every type checked.
 
 The class describes the file: a field without a default is required, an unknown key is refused, and
-a value must have the type of its field. Types are ``str``, ``int``, ``float``, ``bool``, ``None``,
-unions of them, ``Literal``, enums by value, other dataclasses, ``tuple``, ``frozenset`` and
-``Mapping`` of these, and classes that are made from a text, such as ``Version``.
-``Annotated[str, check]`` calls ``check``; it and ``__post_init__`` refuse a value by ValueError.
-``field(metadata={"key": …})`` gives a field another name in the file.
+a value must have the type of its field. A type may be ``str``, ``int``, ``float``, ``bool``,
+``None``, a union, a ``Literal``, an enum (by value), another dataclass, a ``tuple``, ``frozenset``
+or ``Mapping`` of these, or a class that is made from a text, such as ``Version``. For
+``Annotated[str, check]``, ``check`` is called with the value. It and ``__post_init__`` refuse a
+value by raising ValueError. ``field(metadata={"key": …})`` gives a field another name in the file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import (
 from patchkit import foreign
 from patchkit.errors import PatchkitError, UsageError
 
-# In a checkout a link to the folder beside the package; in a wheel the folder itself.
+# In a checkout, recipes is a link to the folder beside the package; in a wheel, it is a folder.
 RECIPES = Path(__file__).resolve().parent / "recipes"
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
-_SHOWN = 60  # characters of a value that is refused
+_SHOWN = 60  # characters of a refused value that an error shows
 _WORDS: dict[type, str] = {
     str: "a text",
     int: "a whole number",
@@ -48,7 +48,7 @@ _WORDS: dict[type, str] = {
 
 
 class RecordError(ValueError):
-    """A value that does not fit; ``keys`` lead to it from the top, names and numbers."""
+    """A value that does not fit. ``keys`` (names, and numbers in lists) lead to it from the top."""
 
     def __init__(self, what: str, *keys: str | int) -> None:
         super().__init__(what)
@@ -56,7 +56,7 @@ class RecordError(ValueError):
         self.keys = keys
 
     def __str__(self) -> str:
-        """Return ``rule[3].when: is 5, not a text``; entries of lists count from 1."""
+        """Return the error as ``rule[3].when: is 5, not a text``; entries of lists count from 1."""
         path = ""
         for key in self.keys:
             path += f"[{key + 1}]" if isinstance(key, int) else f".{key[:_SHOWN]}"
@@ -64,13 +64,13 @@ class RecordError(ValueError):
 
 
 class UnknownKeyError(RecordError):
-    """A key that its table does not allow; it is the last one of ``keys``."""
+    """An error about a key that its table does not allow: the last one of ``keys``."""
 
 
 def record(kind: type[T], value: object) -> T:
-    """Return a value of ``json`` or ``tomllib`` as ``kind``, a dataclass or another type above.
+    """Return a value that ``json`` or ``tomllib`` read as an object of the type ``kind``.
 
-    Raises RecordError.
+    The docstring of this module lists the types. Raises RecordError if the value does not fit.
     """
     try:
         read = _reader_of(cast("Any", kind))
@@ -80,7 +80,7 @@ def record(kind: type[T], value: object) -> T:
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:
-    """Return a text in JSON as ``kind``. Raises RecordError, also for a text that is not JSON."""
+    """Return a JSON text as ``kind``. Raises RecordError if it is not JSON or does not fit."""
     try:
         value = foreign.read_json(text)
     except ValueError as error:
@@ -95,10 +95,10 @@ def read_toml(
     *,
     key: str = "",
 ) -> T:
-    """Return a TOML file of patchkit's own as ``kind``; files of others are read within limits.
+    """Return a TOML file of patchkit's own as ``kind``; ``read_user_toml`` is for files of users.
 
-    ``key`` selects one table of the file; the other tables have readers of their own. Raises
-    ``error``, naming the file and the key. For a file that a user writes: ``read_user_toml``.
+    With ``key``, only this table of the file is read and checked. Raises ``error``, naming the file
+    and the key, if the file cannot be read or does not fit.
     """
     try:
         tables = _parse_toml(path.read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def read_toml(
         return table
     except RecordError as wrong:
         problem = wrong
-    except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
+    except ValueError as wrong:  # TOMLDecodeError, whose module may not be loaded
         problem = RecordError(f"is not TOML: {wrong}")
 
     raise error(
@@ -123,7 +123,8 @@ def read_toml(
 def read_user_toml(kind: type[T], path: Path) -> T:
     """Return a TOML file that a user writes as ``kind``.
 
-    Raises UsageError, naming the key, its line, and the table that an unknown key belongs to.
+    Raises UsageError, naming the key and its line; for an unknown key, also the tables that it
+    could belong to.
     """
     text = ""
     places: list[str] = []
@@ -150,13 +151,13 @@ def read_user_toml(kind: type[T], path: Path) -> T:
 
 
 def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
-    """Return the line of a key in a TOML text, else that of the nearest table above it, else 0."""
+    """Return the line of a key in a TOML text, or that of the nearest table above it, or 0."""
     lines = text.splitlines(keepends=True)
     first = 1  # line of the statement that the next lines end
     nearest = 0
     depth = 0
 
-    # Parse ever longer beginnings: one that ends with a whole statement is TOML as well.
+    # Parse ever longer beginnings of the text: each one that ends with a whole statement is TOML.
     for number in range(1, len(lines) + 1):
         with suppress(ValueError):
             reached = _count_present(_parse_toml("".join(lines[:number])), keys)
@@ -168,7 +169,7 @@ def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
 
 
 def _count_present(value: Any, keys: Sequence[str | int]) -> int:
-    """Return how many of the keys, from the first one on, lead to something."""
+    """Return how many of the keys, from the first one on, exist in a value."""
     for depth, key in enumerate(keys):
         try:
             value = value[key]
@@ -178,7 +179,7 @@ def _count_present(value: Any, keys: Sequence[str | int]) -> int:
 
 
 def _tables_with(kind: type, wrong: RecordError) -> list[str]:
-    """Return the tables in which an unknown key would be allowed; none for another error."""
+    """Return the tables that allow an unknown key; none if the error is about something else."""
     if not isinstance(wrong, UnknownKeyError):
         return []
 
@@ -196,15 +197,15 @@ def _tables_with(kind: type, wrong: RecordError) -> list[str]:
 
 
 def _fields_by_key(kind: type) -> dict[str, Any]:
-    """Return the fields of a dataclass by their keys in a file."""
+    """Return key in a file → field for the fields of a dataclass."""
     settable = (field for field in fields(kind) if field.init)
     return {field.metadata.get("key", field.name): field for field in settable}
 
 
-# A file of several tables is read once for each `key`.
+# Cached, since a file with several tables is read once for each `key`.
 @lru_cache(maxsize=8)
 def _parse_toml(text: str) -> dict[str, Any]:
-    import tomllib  # a launcher reads none
+    import tomllib  # imported here, since some programs that import this module read no TOML
 
     try:
         return tomllib.loads(text)
@@ -213,7 +214,10 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def matching(pattern: str, what: str) -> Callable[[str], None]:
-    """Return a check for ``Annotated``: the whole text matches; ``what`` names its form."""
+    """Return a check for ``Annotated``: the pattern must match the whole text.
+
+    ``what`` names the form in errors, such as ``a sha256``.
+    """
     form = re.compile(pattern)
 
     def check(text: str) -> None:
@@ -227,17 +231,17 @@ Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
 Utf8 = Annotated[
     str, matching("[^\ud800-\udfff]*", "a text without half a surrogate pair")
 ]
-"""A text that can be written: JSON can name half a surrogate pair."""
+"""A text that UTF-8 can hold, without half a surrogate pair, which JSON can contain."""
 
 
 def one_of(*values: str) -> Callable[[str], None]:
-    """Return a check for ``Annotated``: the text is one of these values of the run time."""
+    """Return a check for ``Annotated``: the text must be one of ``values``."""
     return partial(_read_member, dict.fromkeys(values))
 
 
 @cache
 def _reader_of(kind: Any) -> _Read:
-    """Return the function that checks values of a type; made once, since tables are long."""
+    """Return the function that checks and converts values of a type."""
     origin = get_origin(kind)
     arguments = get_args(kind)
     if origin is None:
@@ -256,11 +260,11 @@ def _reader_of(kind: Any) -> _Read:
         return partial(_read_table, *map(_reader_of, arguments))
     if origin is Literal:
         return partial(_read_member, dict(zip(arguments, arguments, strict=True)))
-    return partial(_read_member, {})  # type[…]: data names no class
+    return partial(_read_member, {})  # type[…]: refused, since data names no class
 
 
 def _plain_reader(kind: Any) -> _Read:
-    """Return the function that checks values of a type without parameters."""
+    """Return the function that checks and converts values of a type without parameters."""
     if kind in (Any, object, ...):
         return lambda value: value
     if is_dataclass(kind):
@@ -271,9 +275,9 @@ def _plain_reader(kind: Any) -> _Read:
 
 
 def _read_scalar(kind: Any, value: Any) -> Any:
-    """Return a scalar, or the object of a class that is made of a text."""
+    """Return a scalar, or the object of a class that is made from a text."""
     scalar = kind if kind in (*_WORDS, NoneType) else str
-    # Not isinstance: to Python True is a number.
+    # isinstance would take True for an int.
     is_right = type(value) is scalar or (scalar is float and type(value) is int)
     if not is_right:
         raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(scalar, 'null')}")
@@ -289,7 +293,7 @@ def _read_scalar(kind: Any, value: Any) -> Any:
 
 
 def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
-    # Only these can be keys of a dict, and True would equal 1.
+    # A list cannot be looked up in a dict, and True would equal 1.
     is_scalar = isinstance(value, str | int) and not isinstance(value, bool)
     if is_scalar and value in members:
         return members[value]
@@ -305,7 +309,7 @@ def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
 
 
 def _call_check(check: Callable[..., T], /, *arguments: Any, **fields: Any) -> T:
-    """Call a check or a class; its ValueError becomes a RecordError."""
+    """Call a check or a class, and turn its ValueError into a RecordError."""
     try:
         return check(*arguments, **fields)
     except RecordError:
@@ -349,7 +353,7 @@ def _read_table(key: _Read, inner: _Read, value: Any) -> Any:
 
 
 def _read_below(key: str | int, read: _Read, value: Any) -> Any:
-    """Read the part of a value at ``key``; add the key to a RecordError."""
+    """Read the part of a value at ``key``, and put the key in front of those of a RecordError."""
     try:
         return read(value)
     except RecordError as error:
@@ -357,7 +361,7 @@ def _read_below(key: str | int, read: _Read, value: Any) -> Any:
 
 
 def _dataclass_reader(kind: Any) -> _Read:
-    # With extras, since Annotated holds the checks.
+    # With include_extras, since the checks are in Annotated.
     hints = get_type_hints(kind, include_extras=True)
     by_key = _fields_by_key(kind)
     readers = {key: _reader_of(hints[field.name]) for key, field in by_key.items()}
@@ -368,7 +372,8 @@ def _dataclass_reader(kind: Any) -> _Read:
         if not isinstance(value, dict):
             raise RecordError(f"is {_show_value(value)}, not a table")
 
-        # Unknown keys first: a misspelt key is also missing, and this error shows its spelling.
+        # Unknown keys come first: a misspelt key is also a missing key, and the error about the
+        # unknown key shows how it was spelt.
         for key in value:
             if key not in by_key:
                 raise UnknownKeyError(

@@ -1,4 +1,4 @@
-"""Describe devices, parse arch strings, and decide which machine code loads on which device."""
+"""Describe devices, parse arch strings, and decide which code runs on which device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
-"""The device if no GPU is found and the user names none."""
+"""The device to use if no GPU is found and the user names none."""
 MODES = ("native", "family")
-"""``native`` builds for one device, ``family`` for all devices of its family."""
-# One digit of minor: nvcc writes 12.1 as 121, without a separator.
+"""A ``native`` build is for one device, a ``family`` build for all devices of its family."""
+# The minor version has one digit, since nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(
     r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
 )
@@ -29,7 +29,8 @@ _CODE = re.compile(r"(?P<kind>\w+)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)"
 class Arch:
     """One entry of an arch list: ``12.1a``, ``12.0f``, ``8.0+PTX``, ``8.0-virtual``.
 
-    ``virtual`` is CMake's word for PTX without machine code.
+    ``ptx`` says that PTX is added to the machine code. ``virtual``, CMake's word, means PTX without
+    machine code.
     """
 
     major: int
@@ -76,10 +77,10 @@ def parse_arch(text: str) -> Arch:
 
 
 def list_archs(codes: Iterable[str]) -> tuple[str, ...]:
-    """Return names after nvcc's ``code=`` as entries of an arch list, in their order.
+    """Return names that nvcc takes after ``code=`` as entries of an arch list, in their order.
 
-    ``sm_89`` and ``compute_89`` are ``8.9+PTX``, ``compute_80`` alone is ``8.0-virtual``. Names
-    without a number, such as ``native``, are left out.
+    ``sm_89`` with ``compute_89`` becomes ``8.9+PTX``, ``compute_80`` alone becomes ``8.0-virtual``.
+    Names without a number, such as ``native``, are left out.
     """
     kinds_of: dict[str, set[str]] = {}
     for code in codes:
@@ -96,7 +97,12 @@ def list_archs(codes: Iterable[str]) -> tuple[str, ...]:
 
 
 class Load(enum.IntEnum):
-    """How code reaches a device, best first (NVIDIA's binary compatibility rules)."""
+    """How code reaches a device, best first, by NVIDIA's rules of binary compatibility.
+
+    EXACT, FAMILY and COMPATIBLE machine code is loaded as it is: it was built for the device's own
+    capability, for its family (suffix ``f``), or for an earlier minor version. JIT is PTX that the
+    driver compiles. NONE does not run.
+    """
 
     EXACT = 4
     FAMILY = 3
@@ -111,8 +117,8 @@ class Load(enum.IntEnum):
 def find_load(arch: Arch, capability: tuple[int, int]) -> Load:
     """Return how code built for ``arch`` reaches a device of ``capability``.
 
-    SASS moves forward within a major version only; ``a`` code does not move at all; ``f`` code
-    moves within its major version; PTX without a suffix is compiled on the device.
+    Machine code also loads on devices with the same major and a later minor version, unless its
+    arch has the suffix ``a``. PTX without a suffix is compiled on any later device.
     """
     if arch.virtual:
         return find_ptx_load(arch, capability)
@@ -130,10 +136,10 @@ def find_load(arch: Arch, capability: tuple[int, int]) -> Load:
 
 
 def find_ptx_load(arch: Arch, capability: tuple[int, int]) -> Load:
-    """Return JIT if a device can compile PTX for ``arch`` (``compute_120f``), else NONE.
+    """Return JIT if the driver of a device can compile PTX for ``arch``, else NONE.
 
-    PTX without a suffix is compiled on the same and every later device, ``f`` within its major
-    version, ``a`` on its own device alone.
+    PTX without a suffix is compiled on its own and every later device, PTX with ``f`` on those of
+    the same major version, PTX with ``a`` on its own device alone.
     """
     match arch.suffix:
         case "":
@@ -146,14 +152,14 @@ def find_ptx_load(arch: Arch, capability: tuple[int, int]) -> Load:
 
 
 def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
-    """Return the best load of any entry of an arch list; NONE for an empty list."""
+    """Return the best way in which an entry of an arch list reaches a device; NONE for no entry."""
     loads = (find_load(parse_arch(arch), capability) for arch in archs)
     return max(loads, default=Load.NONE)
 
 
 @frozen
 class Target:
-    """A device profile; the fields are described in ``recipes/targets.toml``."""
+    """A device profile; ``recipes/targets.toml`` describes the fields."""
 
     name: str
     title: str
@@ -179,19 +185,22 @@ class Target:
         return f"cu{self.cuda.replace('.', '')}"
 
     def with_torch(self, torch: str) -> Target:
-        """Return the target with the CUDA of a torch, instead of the oldest for the device."""
+        """Return the target with the CUDA that a release of torch is built with."""
         return replace(self, cuda=toolkit_of(torch).cuda)
 
     def arch_list(self, arch: str) -> str:
-        """Return TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
+        """Return TORCH_CUDA_ARCH_LIST for a build; ``arch`` is ``native`` or ``family``."""
         return self.native if arch == "native" else self.family
 
     def plain_arch(self, arch: str) -> str:
-        """Return the arch without suffix, as nvcc names it: ``121`` if ``native``, else ``120``."""
+        """Return the arch of a build as nvcc names it, without suffix: ``121`` for ``native``."""
         return replace(parse_arch(self.arch_list(arch)), suffix="", ptx=False).gencode
 
     def gencode_flags(self, arch_list: str) -> str:
-        """Return the flags that torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto``: detected."""
+        """Return the -gencode flags that torch's CMake makes of TORCH_CUDA_ARCH_LIST.
+
+        For ``Auto``, they are those that torch detects on the device.
+        """
         if arch_list == "Auto":
             return self.detected
         flags = []
@@ -203,7 +212,7 @@ class Target:
 
 @cache
 def targets() -> dict[str, Target]:
-    """Return all known targets by name."""
+    """Return name → target for all known targets."""
     rows = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
     devices = {}
     for name, row in rows.items():
@@ -214,7 +223,7 @@ def targets() -> dict[str, Target]:
 
 @frozen
 class Toolkit:
-    """A release of CUDA; the fields are described in ``recipes/toolchain.toml``."""
+    """A release of CUDA; ``recipes/toolchain.toml`` describes the fields."""
 
     cuda: str
     torch: str
@@ -226,13 +235,13 @@ class Toolkit:
 
 @cache
 def toolkits() -> tuple[Toolkit, ...]:
-    """Return the locked releases of CUDA, oldest first."""
+    """Return the releases of CUDA that patchkit has locked, oldest first."""
     return read_toml(tuple[Toolkit, ...], RECIPES / "toolchain.toml", key="toolkit")
 
 
 @frozen
 class PtxasFigures:
-    """The limits of one ptxas, and its time; ``recipes/toolchain.toml`` describes the fields."""
+    """The limits and the time of one ptxas; ``recipes/toolchain.toml`` describes the fields."""
 
     memory: tuple[int, int]
     split_memory: tuple[int, int]
@@ -245,13 +254,16 @@ class PtxasFigures:
 
 @cache
 def ptxas_figures() -> PtxasFigures:
-    """Return the limits and figures of ptxas."""
+    """Return the limits and the time of a run of ptxas."""
     return read_toml(PtxasFigures, RECIPES / "toolchain.toml", key="ptxas")
 
 
 def toolkit_of(torch: str) -> Toolkit:
-    """Return the CUDA that a torch is built with; the oldest one for a torch before all rows."""
-    # Nodes, which read targets alone, may lack packaging.
+    """Return the CUDA that a release of torch is built with.
+
+    For a torch older than all rows, return the oldest CUDA.
+    """
+    # Imported here, since nodes also import this module and may lack packaging.
     from packaging.version import Version
 
     oldest, *later = toolkits()

@@ -1,4 +1,4 @@
-"""Name the sizes of units, so that no module calls KiB what another calls bytes."""
+"""Define factors between units of memory, so that code names the units that it converts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Find the kernels that a release never calls on a device.
 
-The rows of ``recipes/PROJECT/unreached.toml`` follow from the sources of the releases. A fat binary
-that is never called stays as upstream shipped it, since the driver never compiles it.
+The rows of ``recipes/PROJECT/unreached.toml`` were derived from the sources of the releases. A fat
+binary whose kernels are never called is left as upstream shipped it: the driver never compiles it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Unreached:
         return version in self.releases and target.name in self.targets
 
     def is_of(self, library: str) -> bool:
-        """Check that the row is about a library, by its path or its name alone."""
+        """Return whether the row is about a library, which may be a path or a name alone."""
         return f"/{self.library}".endswith(f"/{library}")
 
     def covers(self, kernels: Collection[str]) -> bool:
-        """Check that none of these kernels is called."""
+        """Return whether the row covers all of these kernels. It covers no empty collection."""
         matches = (re.search(self.kernels, kernel) for kernel in kernels)
         return bool(kernels) and all(matches)
 
@@ -51,14 +51,17 @@ class Dispatch:
         return any(row.is_of(library) for row in self.rows)
 
     def never_calls(self, library: str, kernels: Collection[str]) -> Unreached | None:
-        """Return the row that proves that none of these kernels is called; None without proof."""
+        """Return the row that proves that none of these kernels is called, None if none does."""
         for row in self.rows:
             if row.is_of(library) and row.covers(kernels):
                 return row
         return None
 
     def leaves(self, library: str, codes: Collection[str]) -> bool:
-        """Check by the headers of a fat binary alone that it is never called."""
+        """Return whether the names of its code show that a fat binary is never called.
+
+        ``codes`` are these names: ``compute_90a``.
+        """
         rows = (row for row in self.rows if row.is_of(library))
         return any(row.ptx in codes for row in rows)
 
@@ -67,7 +70,7 @@ NOTHING_READ = Dispatch()
 
 
 def known_dispatch(project: str, version: object, target: Target) -> Dispatch:
-    """Return the kernels that a release never calls on a target; no rows for an unknown release.
+    """Return the kernels that a release never calls on a target; no rows if that is not known.
 
     Versions are compared as texts without their local parts, since a node has no `packaging`.
     """

@@ -1,6 +1,7 @@
-"""Read YAML of others within limits: size and depth are checked before any object is built.
+"""Read YAML that others wrote, within limits of size and depth.
 
-Tags make no objects of Python, and no code of a file runs, as with PyYAML's SafeLoader.
+The limits are checked before any object is built. As with PyYAML's SafeLoader, tags make no objects
+of Python classes, and no code of a file runs.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import yaml  # at run time where it is used: 20 ms, and for YAML alone
+    import yaml  # at run time it is imported where it is used, since loading takes 20 ms
 
-_DEEPEST = 64
-_NODE = 40  # weight of a node beside its characters
+_DEEPEST = 64  # levels of nested collections
+_NODE = 40  # weight of a node in addition to its characters
 _HEAVIEST = 8 << 20
-# What PyYAML raises for a date, a number or a truth value that is none.
+# Errors that PyYAML raises for a malformed date, number or bool.
 _ODD_VALUES = (ArithmeticError, AttributeError, LookupError, ValueError)
 
 
 @dataclass(slots=True)
 class _Weight:
-    """The weight of a node, with aliases expanded, and its depth: the most nested collections."""
+    """The weight of a node: a number that stands for its size in memory, with aliases expanded.
+
+    ``depth`` is the number of levels of collections in it.
+    """
 
     weight: int
     depth: int = 0
@@ -30,7 +34,7 @@ class _Weight:
 
 
 class YamlError(Exception):
-    """A text that is no YAML, or is too large or too deep; ``line`` counts from 1."""
+    """A text is not YAML, or is too large or nested too deeply. ``line`` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -39,9 +43,9 @@ class YamlError(Exception):
 
 
 def read_nodes(text: str) -> list[yaml.Node | None]:
-    """Return the root node of each document. Raises YamlError.
+    """Return the root node of each document in a text. Raises YamlError.
 
-    A node that has aliases is in several places as the same object.
+    A node that has aliases is the same object in several places.
     """
     import yaml
 
@@ -51,7 +55,7 @@ def read_nodes(text: str) -> list[yaml.Node | None]:
 
 
 def read_value(text: str) -> Any:
-    """Return the value of one document. Raises YamlError."""
+    """Return the value of a text with one document. Raises YamlError."""
     import yaml
 
     _weigh(text)
@@ -60,7 +64,7 @@ def read_value(text: str) -> Any:
 
 
 def _loader() -> type[yaml.CSafeLoader | yaml.SafeLoader]:
-    """Return libyaml's loader where PyYAML has it: the other takes minutes for hostile texts."""
+    """Return libyaml's loader if PyYAML has it, since the other takes minutes for hostile texts."""
     import yaml
 
     loader: type[yaml.CSafeLoader | yaml.SafeLoader]
@@ -69,7 +73,7 @@ def _loader() -> type[yaml.CSafeLoader | yaml.SafeLoader]:
 
 
 def _weigh(text: str) -> None:
-    """Raise YamlError for a text that is nested too deeply, or too large with aliases expanded."""
+    """Raise YamlError if a text is nested too deeply, or too large with its aliases expanded."""
     import yaml
 
     root = _Weight(0)
@@ -98,7 +102,7 @@ def _weigh(text: str) -> None:
                 opened[-1].weight += node.weight
                 opened[-1].depth = max(opened[-1].depth, node.depth + 1)
 
-            # Neither the root nor the last one opened twice.
+            # The root is no level, and the innermost open collection is in both numbers.
             levels = len(opened) + opened[-1].depth - 2
             if levels > _DEEPEST or opened[-1].weight > _HEAVIEST:
                 raise YamlError(line, "too large or nested too deeply")
@@ -106,7 +110,7 @@ def _weigh(text: str) -> None:
 
 @contextlib.contextmanager
 def _translate_errors(text: str) -> Iterator[None]:
-    """Raise YamlError for an error of PyYAML, and for a value that is not of its tag's kind."""
+    """Turn errors of PyYAML into YamlError, also those for a value that does not fit its tag."""
     import yaml
 
     try:
@@ -117,7 +121,7 @@ def _translate_errors(text: str) -> Iterator[None]:
         raise YamlError(min(line, last_line) + 1, error.problem or "odd") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        if yaml.__with_libyaml__:  # counts in bytes of UTF-8
+        if yaml.__with_libyaml__:  # then positions count bytes of UTF-8
             before = text.encode()[: error.position].decode(errors="replace")
         line = before.count("\n") + 1
         raise YamlError(line, f"odd characters: {error.reason}") from None
