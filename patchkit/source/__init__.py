@@ -1,1 +1,1 @@
-"""Turn what SOURCE names into a tree: locked fetch, git, safe unpacking, version."""
+"""Find, fetch, verify and unpack the sources that a user names, and detect their version."""

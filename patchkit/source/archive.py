@@ -1,4 +1,4 @@
-"""Unpack source distributions: the whole tree or nothing, and no file outside the destination."""
+"""Unpack source distributions: completely or not at all, and with no file outside a folder."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tarfile import TarInfo
 from patchkit.errors import SourceError, StorageError
 
 Progress = Callable[[int, int], None]
-"""Takes the bytes or steps done, and those in all."""
+"""A callback that gets the number of bytes or steps that are done, and the number of all."""
 
 _DAMAGE = (tarfile.TarError, zlib.error, lzma.LZMAError)
-_Parts = tuple[str, ...]  # of a path
+_Parts = tuple[str, ...]  # the parts of a path
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
 def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
     """Unpack a .tar.gz, .tar.xz or .tar archive so that ``dest`` is the root of its tree.
 
-    The archive's single top-level folder is stripped. ``dest`` must not exist or be an empty
-    directory; missing parents are created. On any failure nothing is left behind. ``progress``
-    counts unpacked bytes. Returns ``dest``.
+    The archive's single top-level folder is stripped. ``dest`` must be absent or an empty folder;
+    missing parents are created. After a failure nothing is left. ``progress`` counts unpacked
+    bytes. Returns ``dest``.
 
-    Raises SourceError if the archive is damaged or unsafe (naming the member) or if ``dest`` is
-    taken, StorageError if the disk refuses.
+    Raises SourceError if the archive is missing, damaged or unsafe (naming the member), or if
+    ``dest`` is taken; StorageError if the disk fails.
     """
     if not archive.is_file():
         raise SourceError(
@@ -41,20 +41,22 @@ def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
         target = dest.resolve()
         _require_vacant(target)
 
-        # Unpack in the nearest existing parent: in the same file system the rename is atomic.
+        # Unpack in the nearest existing parent, so that both folders are on one file system and the
+        # rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
         with tempfile.TemporaryDirectory(
             prefix=f".{target.name}.", dir=beside
         ) as scratch:
             with tarfile.open(archive) as tar:
                 members = tar.getmembers()
-                # tarfile stops at the end marker: read on, so that gzip checks its checksum.
+                # tarfile stops at the end marker. Read the rest, so that gzip checks its checksum.
                 while tar.fileobj is not None and tar.fileobj.read(1 << 20):
                     pass
 
                 # Check every name before anything is written, so that nothing has to be undone.
                 top = _check_members(archive, members)
-                # PEP 706's filter also drops owners, set-uid bits and write permission for others.
+                # The filter "data" (PEP 706) also drops owners, set-uid bits and write permission
+                # for others.
                 reported = _report_members(members, progress)
                 tar.extractall(scratch, reported, filter="data")
 
@@ -62,7 +64,8 @@ def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
             try:
                 Path(scratch, top).rename(target)
             except OSError:
-                _require_vacant(target)  # another process may have been quicker
+                # Another process may have unpacked something there meanwhile.
+                _require_vacant(target)
                 raise
     return dest
 
@@ -71,7 +74,7 @@ def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
 def _explain_failures(archive: Path, dest: Path) -> Iterator[None]:
     try:
         yield
-    # ArithmeticError, ValueError: numbers in a header that no clock or file can hold.
+    # Numbers in a header that are too large raise ArithmeticError or ValueError.
     except (*_DAMAGE, OSError, EOFError, ArithmeticError, ValueError) as error:
         # Decompressors report bad data as an OSError without errno; a system call sets errno.
         if isinstance(error, OSError) and error.errno is not None:
@@ -101,7 +104,7 @@ def _require_vacant(target: Path) -> None:
 def _report_members(
     members: list[TarInfo], progress: Progress | None
 ) -> Iterator[TarInfo]:
-    """Yield the members; report each to ``progress`` once it is unpacked."""
+    """Yield the members, and report each one to ``progress`` after it was unpacked."""
     total = sum(member.size for member in members)
     done = 0
     for member in members:
@@ -112,7 +115,7 @@ def _report_members(
 
 
 def _check_members(archive: Path, members: list[TarInfo]) -> str:
-    """Return the name of the one top-level folder. Raises SourceError for an unsafe member."""
+    """Return the name of the only top-level folder. Raises SourceError for an unsafe member."""
     named = [(member, PurePosixPath(member.name).parts) for member in members]
     tops = [parts[0] for _member, parts in named if parts]
     if not tops:
@@ -164,5 +167,5 @@ def _leads_out(link: str, depth: int) -> bool:
     """Return whether a link leads out of the tree, from ``depth`` folders below its root."""
     target = PurePosixPath(link).parts
     up = target.count("..")
-    # Accept '..' only at the begin: after a name, which may be a link, its effect is unknown.
+    # Accept '..' only at the beginning: behind a name, which may be a link, its effect is unknown.
     return link.startswith("/") or ".." in target[up:] or up > depth

@@ -1,4 +1,4 @@
-"""Detect what a path holds (sources, a git checkout, an installed package), and its version."""
+"""Detect the kind of a tree (sources, a git checkout, an installed package) and its version."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from patchkit.source.project import (
 from patchkit.source.releases import guess_release, named_version, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
-# The Summary that a build writes into PKG-INFO of a copied fork, which has no history.
+# The Summary in PKG-INFO that a build writes into its copy of a fork, since that has no history.
 FORK = "a fork, which patchkit copied"
-# git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
+# The output of git describe --long: v0.19.1-12-gabc1234, with 0 instead of 12 on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
 _RELEASE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 
@@ -45,8 +45,8 @@ def detect(
 ) -> SourceTree:
     """Return the tree of a project at ``path``; ``sandboxed`` says how its code may be run.
 
-    Raises UsageError if the path does not exist, SourceError if it is no tree of the project or its
-    version is unknown.
+    Raises UsageError if the path does not exist, or if the user names another version than the
+    sdist has; SourceError if it is no tree of the project or its version is unknown.
     """
     root = path.resolve()
     facts = projects()[project]
@@ -63,7 +63,7 @@ def detect(
     kind = "git" if has_history else "archive"
     note = ""
     if facts.version is not None:
-        # The file says the version, with and without a git history.
+        # The project has a file that tells the version, in checkouts and in archives.
         version = _read_version(root, facts.version)
     elif (metadata := root / "PKG-INFO").is_file():
         version = _sdist_version(metadata, facts)
@@ -82,9 +82,10 @@ def detect(
 
 
 def _check_markers(path: Path, root: Path, project: str) -> None:
-    """Check that a folder is a tree of the project.
+    """Raise an error unless a folder is a tree of the project.
 
-    Raises UsageError if nothing is there, SourceError if it is no folder or a marker is missing.
+    It is a UsageError if the path does not exist, and a SourceError if it is no folder or a marker
+    is missing.
     """
     facts = projects()[project]
     hint = f"name {describe_sources(project)}"
@@ -105,7 +106,8 @@ def _check_markers(path: Path, root: Path, project: str) -> None:
 def _sdist_version(metadata: Path, project: Project) -> Version:
     """Return the version in the PKG-INFO of an sdist.
 
-    Raises SourceError if it is of another project, UsageError if the user names another version.
+    Raises SourceError if the sdist is of another project, UsageError if the user names another
+    version by a variable or an option.
     """
     name = _metadata_field(metadata, "Name")
     if canonicalize_name(name) != project.distribution:
@@ -148,7 +150,7 @@ def project_of(spec: str) -> str:
     if path.is_dir() and (project := _project_in(path.resolve())):
         return project
 
-    # Distributions may be named with underscores in files: flashinfer_python-0.6.13.tar.gz.
+    # The file of a distribution may be named with underscores: flashinfer_python-0.6.13.tar.gz.
     file_name = path.name.lower()
     candidates = [name for name in projects() if name in file_name]
     if len(candidates) == 1:
@@ -178,7 +180,7 @@ def _has_markers(root: Path, project: Project) -> bool:
 
 
 def _project_in(root: Path) -> str:
-    """Return the project whose tree or package is in a folder, "" if none."""
+    """Return the project whose tree or package a folder is, "" if it is none."""
     for name, project in projects().items():
         if _is_package(root, project) or _has_markers(root, project):
             return name
@@ -186,13 +188,13 @@ def _project_in(root: Path) -> str:
 
 
 def _list_nearest(path: Path) -> str:
-    """Return an ``ls`` command for the nearest existing parent of a path."""
+    """Return the command that lists the nearest existing parent of a path."""
     nearest = next(folder for folder in path.absolute().parents if folder.is_dir())
     return quoted("ls", nearest)
 
 
 def _read_version(root: Path, file: VersionFile) -> Version:
-    """Return the version that a file of the tree tells. Raises SourceError if it tells none."""
+    """Return the version that a file of the tree tells. Raises SourceError if there is none."""
     place = root / file.path
     data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE)
     text = data.decode(errors="replace")
@@ -222,12 +224,15 @@ def state_folder(tree: SourceTree) -> Path:
     if project := projects().get(tree.project):
         return tree.root / project.package / ".patchkit"
 
-    # Other packages may have no folder of their name, or several.
+    # A package that is no project of ours may have no folder of its name, or several.
     return dist_info(tree) / ".patchkit"
 
 
 def dist_info(tree: SourceTree) -> Path:
-    """Return the .dist-info folder of a package. Raises SourceError if it has none or several."""
+    """Return the .dist-info folder of an installed package.
+
+    Raises SourceError if it has none, or several.
+    """
     project = projects().get(tree.project)
     name = project.distribution if project else tree.project
     folders = [
@@ -259,11 +264,12 @@ def record_path(tree: SourceTree) -> str:
 
 
 def detect_installed(site: Path, name: str) -> SourceTree:
-    """Return the tree of a package, or of a project by its name, in a site-packages folder.
+    """Return the tree of an installed package in the site-packages folder ``site``.
 
-    Raises SourceError if it is not installed there, or not by pip.
+    ``name`` is the name of the package or of a project. Raises SourceError if it is not installed
+    there, or not by pip.
     """
-    # The version is a placeholder: dist_info needs a tree to find the file with the version.
+    # With a placeholder as version, since dist_info needs a tree to find the version.
     tree = SourceTree(
         root=site.resolve(),
         project=canonicalize_name(name),
@@ -297,10 +303,11 @@ def _metadata_field(place: Path, name: str) -> str:
 def _copy_version(
     root: Path, project: str, *, has_history: bool
 ) -> tuple[Version, str]:
-    """Return the version of a checkout or of a copy of one, and a note, "" if a tag says it.
+    """Return the version of a checkout, or of a copy without history, and a note on it.
 
-    The first of these counts: the version that the user names, the git tag, the version in the
-    ledger of an earlier run, the release whose files are most alike. Raises SourceError if none.
+    The first of these decides: the version that the user names, the git tag, the version in the
+    ledger of an earlier run, SETUPTOOLS_SCM_PRETEND_VERSION, the release whose files are most
+    alike. The note is "" for a tag and a ledger. Raises SourceError if none of these tells it.
     """
     variable = projects()[project].version_variable
     if named := os.environ.get(variable):
@@ -318,7 +325,7 @@ def _copy_version(
     except SourceError as error:
         untold = error
 
-    # Faults of the ledger are reported later, when all of it is read.
+    # A malformed ledger is skipped here, and reported later, when all of it is read.
     with contextlib.suppress(PatchkitError, RecordError, KeyError):
         place = root / ".patchkit/ledger.json"
         text = read_text(place, limit=LARGEST_IN_TREE, follow=False)
@@ -342,9 +349,10 @@ def _copy_version(
 
 
 def _most_alike(root: Path, project: str) -> tuple[str, int, int]:
-    """Return the release with the largest share of equal files, and the numbers of equal and all.
+    """Return the release that has the largest share of files in common with a tree.
 
-    Of several releases with the same share, the newest is returned.
+    Also return the number of these files, and of all files of the release that fixes look at. Of
+    several releases with the same share, the newest counts. The release is "" if no file is equal.
     """
     tree = SourceTree(
         root=root,
@@ -366,7 +374,7 @@ def _most_alike(root: Path, project: str) -> tuple[str, int, int]:
 
 
 def _git_version(root: Path) -> Version:
-    """Return the version as setuptools-scm does: the tag, or .devN of the next version.
+    """Return the version that setuptools-scm would find: the tag, or .devN of the next version.
 
     Raises SourceError if git finds no version tag.
     """

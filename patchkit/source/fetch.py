@@ -1,6 +1,7 @@
 """Fetch releases from the user's package index and check them against a lock.
 
-Digests and sizes come from the lock alone: nothing that the index says about a file is trusted.
+Digests and sizes come from the lock alone, and nothing that the index says about a file is trusted.
+The exception is ``lock_sdist``, which adds a release to a lock.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def cache_dir() -> Path:
 
 
 def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> str:
-    """Return a hint: releases of the series of a version (0.33.0 for 0.33), or the known range."""
+    """Return a hint for an unknown version: releases of its series (0.33.0 for 0.33), or all."""
     refused = refused_ranges(project)
     supported = [v for v in lock if not any(v in versions for versions in refused)]
     releases = sorted(supported, key=Version)
@@ -81,10 +82,10 @@ def fetch(
 ) -> Path:
     """Return the path of an sdist in the cache. It is downloaded if needed, and always verified.
 
-    The index is the one that pip is configured for. Any number of fetches may run at once.
+    The index is the one that pip is configured with. Several fetches may run at once.
 
-    Raises SourceError if the lock does not know the version, or if the file is not in the cache and
-    ``offline`` is set; HashMismatchError if the bytes are not those of the lock;
+    Raises SourceError if the lock does not have the version, or if the file is not in the cache and
+    ``offline`` is set; HashMismatchError if the file has another sha256 than the lock;
     StorageError if network, index or disk fail.
     """
     if (entry := lock.get(version)) is None:
@@ -116,11 +117,15 @@ def fetch(
 def _download(
     path: Path, project: str, entry: LockEntry, progress: Progress | None
 ) -> int:
-    """Download a file of the index to ``path``; return its size. ``entry`` may have no size."""
+    """Download a file from the index to ``path`` and return its size; verify it by ``entry``.
+
+    A size of 0 in ``entry`` means that the size is unknown. Raises HashMismatchError, StorageError.
+    """
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
         ask = partial(_offered, project, entry.filename)
-        # Replace a corrupt file, do not remove it first: another fetch may have just replaced it.
+        # Replace a damaged file, but do not remove it first, since another fetch may just have
+        # replaced it.
         with continuing(path) as stream:
             digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
             if digest != entry.sha256 or (entry.size and size != entry.size):
@@ -133,10 +138,10 @@ def _download(
 def lock_sdist(
     distribution: str, version: Version, lock: Path, progress: Progress | None = None
 ) -> Path:
-    """Download the sdist of a release that no lock names yet; add it to ``lock``, return its path.
+    """Download the sdist of a release, add it to the file ``lock``, and return its path.
 
-    The digest is the one that the index announces. Raises StorageError if the index has no sdist of
-    the version, or announces no digest.
+    Its digest is the one that the index tells. Raises StorageError if the index has no sdist of the
+    version or tells no digest, HashMismatchError if the download has another digest.
     """
     with index_client() as client:
         page = client.get_project_page(distribution, timeout=TIMEOUT)
@@ -188,9 +193,9 @@ def transfer(
     """Continue an interrupted download in ``stream``; return the sha256 and the size in bytes.
 
     ``ask(start)`` opens the response, from byte ``start`` on if the server can do that. The part
-    in ``stream`` may be damaged or of another file: if the whole does not have ``sha256``, all of
-    it is downloaded again. ``size`` is the expected size in bytes, 0 if unknown. A wrong digest is
-    returned, not raised, and ``stream`` is then empty.
+    that is in ``stream`` may be damaged or from another file: if the result does not have
+    ``sha256``, the whole file is downloaded again. ``size`` is the expected size in bytes, 0 if
+    unknown. If the digest is still wrong, it is returned, and ``stream`` is empty.
     """
     length = stream.seek(0, os.SEEK_END)
     starts = [0]
@@ -215,9 +220,9 @@ def _receive(
     size: int,
     progress: Progress | None,
 ) -> tuple[str, int]:
-    """Append a response to the first ``begin`` bytes; return sha256 and size of the result.
+    """Append a response to the first ``begin`` bytes of a stream; return its sha256 and size.
 
-    Stops at the expected size: a larger result has a wrong digest.
+    Reading stops behind the expected size: the result then has a wrong digest.
     """
     stream.seek(0)
     stream.truncate(begin)
@@ -248,7 +253,7 @@ def opened(
 
     Raises StorageError if the connection fails, also while the block reads the file.
     """
-    # Without this header a server may compress the file, or decompress a .gz.
+    # Without this header, a server may compress the file, or decompress a .gz file.
     headers = {"Accept-Encoding": "identity"}
     get = partial(session.get, url, stream=True, timeout=TIMEOUT)
     with _explain_failures(url), ExitStack() as stack:
@@ -270,7 +275,10 @@ def _is_from(response: requests.Response, start: int) -> bool:
 
 @contextmanager
 def _offered(project: str, filename: str, start: int) -> Iterator[requests.Response]:
-    """Open a file of the project at the index, from byte ``start`` on if the server can do that."""
+    """Open a project's file at the index, from byte ``start`` on if the server can do that.
+
+    Raises StorageError if the index does not have the file.
+    """
     with index_client() as client:
         packages = client.get_project_page(project, timeout=TIMEOUT).packages
         urls = {package.filename: package.url for package in packages}
@@ -336,8 +344,10 @@ def not_offered(url: str, name: str) -> PatchkitError:
 
 
 def _host_of(url: str) -> str:
-    """Return the host of a URL, without user, password or path, also if the URL is malformed."""
-    # urlsplit is not used: it raises for a malformed URL.
+    """Return the host and port of a URL, without user, password and path.
+
+    This also works for a malformed URL, for which urlsplit raises ValueError.
+    """
     location = url.rpartition("@")[2].rpartition("://")[2]
     return re.split(r"[/?#]", location, maxsplit=1)[0]
 
@@ -345,8 +355,8 @@ def _host_of(url: str) -> str:
 def pip_settings() -> dict[str, str]:
     """Return pip's settings, such as ``index-url``, by name; {} if pip is not installed.
 
-    Environment variables (``PIP_INDEX_URL``) override pip's files. As in pip, an empty setting
-    counts as not set, and several values are separated by white space.
+    Environment variables (``PIP_INDEX_URL``) override pip's configuration files. As in pip, an
+    empty setting counts as not set, and white space separates several values.
     """
     settings: dict[str, str] = {}
     for line in _pip_config("list").splitlines():
@@ -357,7 +367,8 @@ def pip_settings() -> dict[str, str]:
         # pip prints the repr of each value.
         text = str(ast.literal_eval(value))
         if settings.setdefault(option, text) != text:
-            # Newer versions of pip list the values of all files, but not in order of precedence.
+            # Newer versions of pip list the values of all configuration files, but not in the order
+            # of precedence. `pip config get` returns the one that counts.
             settings[option] = _pip_config("get", name).strip()
 
     for name, value in os.environ.items():
@@ -368,7 +379,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def index_session(settings: Mapping[str, str]) -> requests.Session:
-    """Return a session with pip's proxy, certificates, and logins for the indexes."""
+    """Return a session with pip's proxy and certificates, and the logins of its indexes."""
     import requests
 
     session = requests.Session()
@@ -382,15 +393,15 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
         login = logins.get(_server_of(request.url or ""))
         return requests.auth.HTTPBasicAuth(*login)(request) if login else request
 
-    if logins:  # without auth, requests reads netrc
+    if logins:  # without `auth`, requests takes logins from ~/.netrc
         session.auth = authenticate
     return session
 
 
 def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]:
-    """Return (user, password) by server, from the URLs of the indexes."""
+    """Return server → (user, password), from the URLs of the indexes."""
     logins = {}
-    # index-url last: for the same server, the later login wins.
+    # index-url comes last, so that its login wins over another one for the same server.
     for option in ("extra-index-url", "index-url"):
         for url in settings.get(option, "").split():
             with suppress(ValueError):  # a malformed URL is reported when it is used
@@ -402,7 +413,10 @@ def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]
 
 
 def _server_of(url: str) -> _Server:
-    """Return scheme, host and port of a URL: a login is for exactly these. Raises ValueError."""
+    """Return scheme, host and port of a URL; a login is only used for exactly these.
+
+    Raises ValueError if the URL is malformed.
+    """
     parts = urlsplit(url)
     port = parts.port or _PORTS.get(parts.scheme)
     return parts.scheme, parts.hostname, port

@@ -1,4 +1,4 @@
-"""Get one commit of a git repository as an archive. git verifies every object of it."""
+"""Get one commit of a git repository as an archive, with every object verified by git."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from patchkit.process import attempt
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIT_URL = re.compile(r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?")
 _TIMEOUT_S = 900
-# Limits for git on diffs: bytes of memory, seconds of processor, bytes of a file.
+# Limits for git while it reads the diffs of a user.
 _GIT_RESOURCES = Resources(memory=2 << 30, processor=60, written=64 << 20)
-# Write exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
+# With these, git writes exactly the bytes of the commit, whatever its .gitattributes say.
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
-# Fetch no missing objects: the settings of a checkout may name a program to run for that.
+# Make git fetch no missing objects, since the settings of a checkout may name a program for that.
 NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 _PLAIN = (
     "-c",
@@ -72,11 +72,12 @@ def parse_git(spec: str) -> GitSource | None:
 def commit_archive(
     url: str, commit: str, *, cache: Path, prefix: str, offline: bool
 ) -> Path:
-    """Return a tar of the files of a commit, below ``prefix``; the commit stays in ``cache``.
+    """Return a tar archive of the files of a commit, in a folder ``prefix``.
 
-    Only that commit is fetched, without its history. On every call git verifies all its objects.
-    Raises SourceError if the commit is not in the cache and ``offline`` is set, HashMismatchError
-    if the cache is damaged, HostError without git, StorageError if network or disk fail.
+    Only this commit is fetched, without its history, and it is kept in ``cache``. On every call,
+    git verifies all its objects. Raises SourceError if the commit is not in the cache and
+    ``offline`` is set, HashMismatchError if the cache is damaged, HostError if git is not
+    installed, StorageError if network or disk fail.
     """
     repository = cache / "git" / commit
     if not (repository / "HEAD").is_file():
@@ -113,7 +114,7 @@ def commit_archive(
 
 @dataclass(frozen=True, slots=True)
 class Submodule:
-    """A repository inside another: its path there, its URL, and its commit."""
+    """A repository inside another one: its path there, its URL, and its commit."""
 
     path: str
     url: str
@@ -123,8 +124,8 @@ class Submodule:
 def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     """Return the submodules of a commit that ``commit_archive`` has put into the cache.
 
-    The verified commit contains the commit ids of its submodules, so these are verified too. Raises
-    SourceError if .gitmodules has no URL for a submodule.
+    The commit ids of the submodules are part of the verified commit. Raises SourceError if
+    .gitmodules has no URL for a submodule.
     """
     repository = cache / "git" / commit
     listing = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
@@ -149,7 +150,7 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
 
 
 def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
-    """Return the URL of each submodule by its path, from .gitmodules."""
+    """Return path → URL for the submodules in .gitmodules."""
     blob = f"--blob={commit}:.gitmodules"
     pattern = r"^submodule\..*\.(path|url)$"
     output = _call_git(repository, "config", blob, "-z", "--get-regexp", pattern).output
@@ -162,18 +163,18 @@ def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
 
 
 def read_blob(root: Path, blob: str) -> str:
-    """Return the text of a blob (an id or ``COMMIT:PATH``) in a checkout, "" if it is missing.
+    """Return the text of a file in a checkout's history, "" if it is missing.
 
-    Nothing is fetched.
+    ``blob`` is the id of a blob, or ``COMMIT:PATH``. Nothing is fetched.
     """
     words = ("git", "-C", root, "cat-file", "blob", blob)
     return attempt(*words, env=os.environ | NO_FETCH).output
 
 
 def call_git_alone(folder: Path, *arguments: str, input: bytes = b"") -> Completed:  # noqa: A002
-    """Run git in a folder that is no repository, without settings of user or system.
+    """Run git in a folder that is no repository, without the settings of the user or the system.
 
-    A failing git is reported in the result. Raises HostError if git is not installed.
+    A failure of git is in the result, and not raised. Raises HostError if git is not installed.
     """
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -211,7 +212,7 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch.", dir=home) as scratch:
             fresh = Path(scratch) / "repository"
-            # Use an empty template: the user's template may have hooks.
+            # With an empty template, since the user's template may have hooks.
             _call_git(fresh, "init", "--quiet", "--bare", "--template=", check=True)
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
@@ -230,18 +231,18 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             try:
                 fresh.rename(repository)
             except OSError:
-                # Another process may have been quicker.
+                # Not an error if another process has fetched the commit meanwhile.
                 if not (repository / "HEAD").is_file():
                     raise
 
 
 def _call_git(repository: Path, *arguments: str, check: bool = False) -> Completed:
-    """Run git on a bare repository, with the user's settings, which have proxies and credentials.
+    """Run git on a bare repository, with the user's settings for proxies and credentials.
 
     Raises StorageError if git does not end in time, or fails and ``check`` is set; without
-    ``check`` a failure is reported in the result. Raises HostError if git is not installed.
+    ``check``, a failure is in the result. Raises HostError if git is not installed.
     """
-    # Other GIT_ variables could make git use another repository.
+    # The other GIT_ variables are left out, since they could name another repository.
     connecting = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
     environment = {
         name: value

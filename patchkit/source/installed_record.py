@@ -16,14 +16,15 @@ def rewrite_record(
     added: Iterable[str] = (),
     dropped: Collection[str] = (),
 ) -> str:
-    """Return RECORD with new rows for ``changed`` and ``added``, and without those of ``dropped``.
+    """Return the text of a RECORD with the rows of some files changed, added or dropped.
 
-    ``changed`` maps a path to its sha256 in hex and its size in bytes. Paths are relative to
-    site-packages. A changed file without a row gets one. Rows of added files have no hash: the
-    ledger is one of them, and it names the digest of RECORD. Raises SourceError if it is no CSV.
+    ``changed`` maps a path to its sha256 in hex and its size in bytes; a changed file without a row
+    gets one. Paths are relative to site-packages. The rows of ``added`` files have no hash, since
+    the ledger is among them, and it contains the digest of RECORD. Raises SourceError if the RECORD
+    is not CSV.
     """
     try:
-        # newline="" passes line ends unchanged to csv, also quoted ones.
+        # With newline="", csv gets the line ends unchanged, also those in quotes.
         rows = [row for row in csv.reader(io.StringIO(record, newline="")) if row]
     except csv.Error as error:
         raise SourceError(
@@ -36,14 +37,14 @@ def rewrite_record(
     rows += [[path, "", ""] for path in sorted({*changed, *added} - listed)]
 
     out = io.StringIO()
-    # pip writes CRLF, uv writes LF; unchanged rows must keep their bytes.
+    # pip writes CRLF, uv writes LF. Rows that do not change must keep their bytes.
     line_end = "\r\n" if "\r\n" in record else "\n"
     writer = csv.writer(out, lineterminator=line_end)
     for row in rows:
         path = row[0]
         if path in changed:
             sha256, size = changed[path]
-            # PEP 376 and 427: URL-safe base64 without its padding.
+            # URL-safe base64 without padding (PEP 376 and 427).
             encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256))
             text = encoded.decode().rstrip("=")
             writer.writerow([path, f"sha256={text}", size])

@@ -1,7 +1,8 @@
-"""Find the sources that a user names, a folder, an archive or a commit, and their identity.
+"""Find the sources that a user names, and their identity.
 
-All sources are verified: a folder by a digest over its files, an archive by its sha256, a commit by
-git's own hashes, a release by the sha256 or the commit in the ``recipe.toml`` of its project.
+Sources are a folder, an archive, a commit or a release. The identity of a folder is a digest of its
+files. Other sources are verified: an archive by its sha256, a commit by git's own hashes, a release
+by the sha256 or the commit in the ``recipe.toml`` of its project.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class SourceOrigin:
     """Sources on this machine, and their identity.
 
     ``path`` is a folder, or an archive for ``source.archive.unpack``. ``identity`` is ``sha256:``
-    and the digest of an archive, ``git:`` and the commit, or ``tree:sha256:`` and a digest over the
-    files of a folder.
+    and the digest of an archive, ``git:`` and the id of a commit, or ``tree:sha256:`` and a digest
+    of the files of a folder.
     """
 
     path: Path
@@ -60,11 +61,12 @@ def find_origin(
     check: Callable[[Version], None] = lambda _version: None,
     facts: ReleaseFacts | None = None,
 ) -> SourceOrigin:
-    """Return the sources that ``spec`` names. They are fetched if needed, and always verified.
+    """Return the sources that ``spec`` names, and fetch and verify them if necessary.
 
     ``spec`` is a folder, an archive, ``git+URL@COMMIT``, or ``nccl==2.29.7``. ``sha256`` is the
-    digest of an archive; an archive that the recipe does not know needs it. ``check`` raises for an
-    unsupported version, before a release is fetched. ``facts`` replace the facts of the recipe.
+    digest of an archive, which is required for an archive that the recipe does not have. ``check``
+    raises an error for an unsupported version; for a release, it is called before the release is
+    fetched. ``facts`` replace the facts of the recipe.
 
     Raises UsageError if ``spec`` names no source, SourceError if the sources cannot be used or
     verified, HashMismatchError for a wrong digest, StorageError or HostError if network, disk or a
@@ -108,10 +110,10 @@ def _take_folder(path: Path, project: str, sha256: str | None) -> SourceOrigin:
 
 
 def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> SourceOrigin:
-    """Return the origin of the user's archive.
+    """Return the origin of an archive that a user names.
 
-    Raises SourceError if the recipe does not know its sha256 and the user gives none,
-    HashMismatchError if the user gives another one.
+    Raises HashMismatchError if the archive does not have the sha256 that the user gives,
+    SourceError if the user gives none and the recipe does not have it.
     """
     actual = sha256_of(path)
     if sha256 is not None and actual != sha256:
@@ -155,9 +157,9 @@ def _take_commit(
 def _take_release(
     release: Release, facts: ReleaseFacts, *, offline: bool
 ) -> SourceOrigin:
-    """Return the origin of a release: its archive in the cache, or its commit from upstream.
+    """Return the origin of a release: its archive if the cache has it, else its commit.
 
-    Raises SourceError if the recipe does not know the commit, and as ``commit_archive`` does.
+    Raises SourceError if the recipe does not have the commit, and as ``commit_archive`` does.
     """
     archive = cache_dir() / "sources" / f"{facts.project}-{release.version}.tar.gz"
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
@@ -183,9 +185,9 @@ def _take_release(
 def _version_inside(
     archive: Path, project: str, release: Release | None, name: str
 ) -> Version:
-    """Unpack an archive for a moment and return the version that its files tell.
+    """Unpack an archive into a temporary folder, and return the version that its files tell.
 
-    Raises SourceError if it is unsafe, of another project, or not the version of ``release``.
+    Raises SourceError if it is unsafe, of another project, or not of the version of ``release``.
     """
     with ScratchFolder() as folder:
         tree = unpack(archive, Path(folder) / project)

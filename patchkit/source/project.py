@@ -1,4 +1,7 @@
-"""Describe upstream projects. A project is a folder: ``recipes/NAME``, or one that a user names."""
+"""Describe upstream projects.
+
+A project has a folder with its recipe: ``recipes/NAME``, or a folder that a user names.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 
 RECIPES_VARIABLE = "PATCHKIT_RECIPES"
-"""A variable with folders of recipes outside the package, separated as in PATH."""
+"""The variable that names folders of recipes outside the package, separated as in PATH."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SPELLING = (
@@ -29,8 +32,9 @@ _SPELLING = (
 class VersionFile:
     """The file of a tree that tells its version.
 
-    ``numbers`` are patterns with one group each; the version is what they find, joined by dots.
-    ``suffix`` is the pattern of what follows without a dot, such as ``rc1``; it may find nothing.
+    ``numbers`` are regular expressions with one group each; the version is the texts of the groups,
+    joined by dots. ``suffix`` is one for a text that follows without a dot, such as ``rc1``; it
+    need not match.
     """
 
     path: str
@@ -40,15 +44,16 @@ class VersionFile:
 
 @frozen
 class Project:
-    """One upstream project: the table ``[project]`` of its ``recipe.toml``.
+    """An upstream project: the table ``[project]`` of its ``recipe.toml``.
 
-    A folder with all ``markers`` is a tree of the project; ``where`` names some of them in an
-    error, ``spelling`` says what an option for sources may name, and ``example`` is a release.
-    ``distribution`` is its name on a package index, ``package`` the folder that a wheel of it
-    installs. ``parts`` are the paths of which it is built (all, if empty): a patch is taken of them
-    alone. ``version`` is the file that tells a tree's version; without it PKG-INFO and git tags
-    tell it. `patchkit build` makes a wheel of a tree, and takes the options ``build_options``, if
-    these are not None. Projects with a lower ``rank`` are listed first.
+    A folder that has all the files ``markers`` is a tree of the project; ``where`` names some of
+    them in an error. ``spelling`` says what an option for sources may name, and ``example`` is a
+    release: ``vllm==0.33.0``. ``distribution`` is the project's name on a package index,
+    ``package`` the folder that its wheel installs. ``parts`` are the paths from which it is built,
+    empty for all: of a user's patch, only these are applied. ``version`` is the file that tells the
+    version of a tree, None if PKG-INFO and git tags tell it. ``build_options`` are the options that
+    `patchkit build` takes for it, None if it cannot be built. Projects with a lower ``rank`` are
+    listed first.
     """
 
     title: str
@@ -65,21 +70,21 @@ class Project:
 
     @property
     def version_variable(self) -> str:
-        """Return the variable of setuptools-scm that names the version of a checkout.
+        """Return the variable of setuptools-scm by which a user names the version of a checkout.
 
-        Its value precedes any tag, here and in the build.
+        Its value overrides any tag, in patchkit and in the build.
         """
         name = canonicalize_name(self.distribution).replace("-", "_").upper()
         return f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name}"
 
 
 def example(project: str) -> str:
-    """Return a release as an option names it: ``vllm==0.33.0``."""
+    """Return an example of a release as options take it: ``vllm==0.33.0``."""
     return projects()[project].example or f"{project}==X.Y.Z"
 
 
 def describe_sources(project: str) -> str:
-    """Return what an option for the sources of a project may name."""
+    """Return, in words for a hint, what an option for the sources of a project may name."""
     return projects()[project].spelling or _SPELLING.format(example(project))
 
 
@@ -90,7 +95,7 @@ def recipe_folders(project: str) -> tuple[Path, ...]:
 
 
 def recipe_folder(project: str) -> Path:
-    """Return the folder of a project's recipe that describes the project."""
+    """Return the first folder of a project's recipe, the one that describes the project."""
     return recipe_folders(project)[0]
 
 
@@ -101,7 +106,7 @@ def is_shipped(folder: Path) -> bool:
 
 @cache
 def user_recipes() -> tuple[Path, ...]:
-    """Return the folders of recipes that a user names. Raises UsageError if one is missing."""
+    """Return the folders of recipes that a user names. Raises UsageError if one has no recipe."""
     value = os.environ.get(RECIPES_VARIABLE, "")
     folders = tuple(Path(text).resolve() for text in value.split(os.pathsep) if text)
     for folder in folders:
@@ -116,13 +121,16 @@ def user_recipes() -> tuple[Path, ...]:
 
 @cache
 def projects() -> Mapping[str, Project]:
-    """Return every project by name, in the order of their ranks."""
+    """Return name → project for every project, in the order of their ranks."""
     by_rank = sorted(_read_projects(), key=lambda item: (item[1].rank, item[0]))
     return dict(by_rank)
 
 
 def _read_projects() -> Iterator[tuple[str, Project]]:
-    """Yield name and record of each project. Raises RecipeError if a folder describes none."""
+    """Yield each project and its name.
+
+    Raises RecipeError if the name of a folder is no name for a project, or its table is malformed.
+    """
     names = set()
     for parent in (RECIPES, *user_recipes()):
         names |= {place.parent.name for place in parent.glob("*/recipe.toml")}
@@ -140,7 +148,7 @@ def _read_projects() -> Iterator[tuple[str, Project]]:
 
 
 def project_named(name: str) -> str:
-    """Return the project with this name or distribution, in any spelling; "" if none has it."""
+    """Return the project with this name or distribution, in any spelling; "" if there is none."""
     wanted = canonicalize_name(name)
     for project, facts in projects().items():
         if wanted in (project, canonicalize_name(facts.distribution)):

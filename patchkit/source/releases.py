@@ -1,8 +1,8 @@
-"""Read what is known about releases: locks, pins, sources and digests.
+"""Read what recipes know about releases: locks, pins, sources and digests.
 
-A lock is a TOML file of ``[[sdist]]`` or ``[[wheel]]`` tables, which names the known files of a
-project's releases and their sha256. Releases without a file on a package index are described in
-``recipes/PROJECT/recipe.toml``, together with the fields.
+A lock is a TOML file with ``[[sdist]]`` or ``[[wheel]]`` tables, which names files of a project's
+releases and their sha256. Releases without a file on a package index are in
+``recipes/PROJECT/recipe.toml``; its comments describe the fields.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
 
 
 class ExactPin(str):
-    """An exact requirement, ``nvidia-nccl-cu13==2.30.7``, with the canonical name of the project.
+    """An exact requirement, ``nvidia-nccl-cu13==2.30.7``, with the project's canonical name.
 
-    Raises ValueError for any other text.
+    Raises ValueError for another text.
     """
 
     __slots__ = ("project", "version")
@@ -62,7 +62,7 @@ class ExactPin(str):
 
 
 def named_version(text: str, hint: str = "") -> Version:
-    """Return a text as a version. Raises UsageError if it is no version by PEP 440."""
+    """Return a text as a version. Raises UsageError if it is no version (PEP 440)."""
     try:
         return Version(text)
     except InvalidVersion:
@@ -70,7 +70,7 @@ def named_version(text: str, hint: str = "") -> Version:
 
 
 def refused_ranges(distribution: str) -> tuple[SpecifierSet, ...]:
-    """Return the ranges of releases that a recipe refuses; () for a distribution without one."""
+    """Return the ranges of releases that a distribution's recipe refuses; () without a recipe."""
     project = project_named(distribution)
     if not project:
         return ()
@@ -82,7 +82,7 @@ def refused_ranges(distribution: str) -> tuple[SpecifierSet, ...]:
 
 
 def guess_release(spec: str, projects: Iterable[str]) -> str:
-    """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
+    """Return a hint for a mistyped release: ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1``.
 
     Return "" if the text does not look like a release of one of the projects.
     """
@@ -102,7 +102,7 @@ def guess_release(spec: str, projects: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LockEntry:
-    """One file of a release: ``sha256`` in lower-case hex, ``size`` in bytes."""
+    """A file of a release in a lock: ``sha256`` in lower-case hex, ``size`` in bytes."""
 
     version: Annotated[str, Version]
     filename: _Filename
@@ -110,7 +110,7 @@ class LockEntry:
     size: int
 
     def __str__(self) -> str:
-        """Return the entry of an sdist as its lock has it, in TOML."""
+        """Return the entry in the TOML of a lock of sdists."""
         return (
             f'[[sdist]]\nversion = "{self.version}"\nfilename = "{self.filename}"\n'
             f'sha256 = "{self.sha256}"\nsize = {self.size}\n'
@@ -118,9 +118,9 @@ class LockEntry:
 
 
 def read_lock(path: Path) -> dict[str, LockEntry]:
-    """Return the entries of a lock of sdists by version.
+    """Return version → entry of a lock of sdists.
 
-    Raises SourceError, naming the file and the key, if it is not a lock.
+    Raises SourceError, naming the file and the key, if it is malformed or has a version twice.
     """
     rows = read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist")
     entries = {entry.version: entry for entry in rows}
@@ -130,7 +130,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
-    """Return the entries of a lock of wheels, by CPU (``aarch64``), then by version.
+    """Return CPU (``aarch64``) → version → entry of a lock of wheels.
 
     Raises as ``read_lock`` does.
     """
@@ -159,7 +159,7 @@ def wheel_cpus(filename: str) -> list[str]:
 
 @frozen
 class Release:
-    """One release; a fact that is not known is ``""`` or 0."""
+    """A release in a ``recipe.toml``; a fact that is not known is "" or 0."""
 
     version: Version
     tag: str
@@ -173,9 +173,9 @@ class Release:
 
 @frozen
 class Bug:
-    """A bug of some releases that patchkit has no fix for.
+    """A bug of some releases, for which patchkit has no fix.
 
-    ``take`` is the release to install instead of a pinned one with the bug, None if there is none.
+    ``take`` is a release to install instead of a pinned one with the bug, None if there is none.
     """
 
     versions: str
@@ -190,11 +190,11 @@ class Bug:
 
 @frozen
 class ReleaseFacts:
-    """Everything known about upstream's archives and commits of one project, oldest first.
+    """What a recipe knows about a project's releases, oldest first, and about where they are.
 
-    ``git`` is the URL of upstream's repository, ``archive`` the template of an archive's URL;
+    ``git`` is the URL of upstream's repository, ``archive`` the template of an archive's URL.
     ``default`` is the release to build if nothing names one. ``torch`` maps a series of torch, such
-    as ``2.11``, to the pin in its wheels.
+    as ``2.11``, to the pin of this project in torch's wheels.
     """
 
     project: str
@@ -211,7 +211,7 @@ class ReleaseFacts:
         return None
 
     def known(self, version: Version) -> Release:
-        """Return the release of a version. Raises SourceError if it is unknown."""
+        """Return the release of a version. Raises SourceError if the recipe does not have it."""
         if release := self.release(version):
             return release
         names = ", ".join(str(release.version) for release in self.releases)
@@ -225,9 +225,10 @@ class ReleaseFacts:
 
 @cache
 def release_files(project: str) -> dict[str, dict[str, str]]:
-    """Return release → path → first 16 digits of the sha256, of each file that a fix looks at.
+    """Return release → path → first 16 hex digits of the sha256, for the files that fixes look at.
 
-    The digits are "" if the release has no such file. Returns {} for a project without a table.
+    The digits are "" if the release has no such file. Return {} for a project without the table
+    ``release_files.tsv``.
     """
     place = recipe_folder(project) / "release_files.tsv"
     if not place.is_file():
@@ -246,10 +247,10 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
 
 
 def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
-    """Return the path of the first file that a fork has changed against its release, "" if none.
+    """Return the first path in ``seen`` whose file is a fork's and not the release's, "" for none.
 
-    ``seen`` maps paths to their sha256. In a git checkout, a file that differs from its commit was
-    edited by hand and does not count as the fork's.
+    ``seen`` maps a path to the sha256 of its file. In a git checkout, a file that differs from its
+    commit was edited by hand, and does not count as a fork's.
     """
     releases = release_files(tree.project)
     files = releases.get(tree.version.public)
@@ -266,7 +267,7 @@ def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
 
 
 def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
-    """Return whether a file is as the fork has committed it; True if there is no git history."""
+    """Return whether a file is as its commit has it; True if there is no git history."""
     if tree.kind != "git":
         return True
     committed = read_blob(tree.root, f"HEAD:{path}")
@@ -275,7 +276,7 @@ def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
 
 @cache
 def load_facts(project: str) -> ReleaseFacts:
-    """Return the facts in the recipe of a project about upstream's archives and commits."""
+    """Return what the ``recipe.toml`` of a project knows about releases and their sources."""
     place = recipe_folder(project) / "recipe.toml"
     tables = read_toml(dict[str, Any], place)
     upstream = tables.get("upstream", {})

@@ -1,4 +1,7 @@
-"""Turn a source that a command line names (folder, archive, commit, release) into a folder."""
+"""Turn a source that a command line names into a folder with its files.
+
+A source is a folder, an archive, a commit or a release.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ Report = Callable[[str], Progress]
 
 
 Check = Callable[[Version], None]
-"""Raises SourceError for a release that is not supported."""
+"""A function that raises SourceError for a release that is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """A source as a command line names it, and how to get it.
 
-    ``sha256`` is the digest of an archive that the recipe does not know. The code of a ``trusted``
-    source runs without a sandbox.
+    ``sha256`` is the digest of an archive that the recipe does not have. If the source is
+    ``trusted``, its code runs without a sandbox.
     """
 
     project: str
@@ -51,7 +54,10 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A folder; ``locked`` if this run unpacked it from an archive whose hash patchkit knows."""
+    """A folder with sources.
+
+    ``locked`` says that this run unpacked it from an archive whose hash patchkit knows.
+    """
 
     path: Path
     locked: bool = False
@@ -65,11 +71,12 @@ def resolved(
     *,
     keep: bool,
 ) -> Iterator[Resolved]:
-    """Yield the folder with the sources; ``report(task)`` returns a progress callback.
+    """Yield the folder with the sources that a user names.
 
-    An archive or release is unpacked into ``build/PROJECT-VERSION``, or without ``keep`` into a
-    folder that is removed at the end. If the release was patched in ``build/`` before, that tree is
-    used. Raises UsageError or SourceError for a wrong source, and as ``unpack`` and ``fetch`` do.
+    An archive, commit or release is unpacked below ``build/``; without ``keep``, into a temporary
+    folder that is removed at the end. If a release was patched in ``build/PROJECT-VERSION`` before,
+    that tree is used. ``report(task)`` returns the progress callback for a task. Raises UsageError
+    or SourceError for a wrong source, and as ``unpack`` and ``fetch`` do.
     """
     before = _release_folder(source.spec, source.project)
     if before is not None and (before / ".patchkit").is_dir():
@@ -89,9 +96,9 @@ def resolved(
 
 
 def _unpack_to_keep(archive: _Archive, project: str, progress: Progress) -> Resolved:
-    """Unpack an archive below build/, unless an earlier run did that.
+    """Unpack an archive into its folder below build/, unless an earlier run has done so.
 
-    Raises SourceError if the folder of the earlier run holds another version.
+    Raises SourceError if the folder holds another version.
     """
     folder = Path("build") / f"{project}-{archive.label}"
     if folder.is_dir() and any(folder.iterdir()):
@@ -100,7 +107,7 @@ def _unpack_to_keep(archive: _Archive, project: str, progress: Progress) -> Reso
         return Resolved(folder)
 
     root = unpack(archive.path, folder, progress)
-    # The folder stays, so an interrupt from here on reports it.
+    # The folder stays from here on, so the message of an interrupt has to name it.
     committed(f"{folder} was unpacked")
     return Resolved(root, archive.locked)
 
@@ -108,7 +115,7 @@ def _unpack_to_keep(archive: _Archive, project: str, progress: Progress) -> Reso
 def _release_folder(spec: str, project: str) -> Path | None:
     """Return the folder below build/ for a release; None if ``spec`` names no release.
 
-    Raises SourceError if another version was patched there.
+    The folder may not exist. Raises SourceError if another version was patched there.
     """
     version = None if Path(spec).exists() else named_release(spec, project)
     if version is None:
@@ -121,9 +128,9 @@ def _release_folder(spec: str, project: str) -> Path | None:
 
 
 def patched_tree(spec: str, project: str) -> Path:
-    """Return the folder of a patched tree; ``spec`` is its path, or a release patched below build/.
+    """Return the folder of a patched tree; ``spec`` is its path, or a release.
 
-    Raises UsageError if the release has no folder there.
+    Raises UsageError if a release has no folder below build/.
     """
     folder = _release_folder(spec, project)
     if folder is None:
@@ -139,9 +146,10 @@ def patched_tree(spec: str, project: str) -> Path:
 
 
 def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
-    """Return the verified archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache.
+    """Return the verified archive, in the cache, of a release such as ``vllm==X.Y.Z``.
 
-    Raises UsageError if the source names no release, and as ``fetch`` or ``find_origin`` does.
+    Raises UsageError if the source names no release, SourceError if the lock of a user's recipe
+    does not have it, and as ``fetch`` or ``find_origin`` does.
     """
     version = _named_release(source)
     project = source.project
@@ -168,10 +176,10 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
 
 def lock_release(source: SourceOptions, report: Report) -> Path:
-    """Download a release and add it to its project's lock; return the archive in the cache.
+    """Download a release, add it to its project's lock, and return the archive in the cache.
 
-    Raises UsageError if the source names no release or the lock is patchkit's own, StorageError if
-    the index does not have it.
+    Raises UsageError if the source names no release or the lock is patchkit's own, and as
+    ``lock_sdist`` does.
     """
     version = _named_release(source)
     lock = _lock_of(source.project)
@@ -185,7 +193,7 @@ def lock_release(source: SourceOptions, report: Report) -> Path:
 
 
 def _named_release(source: SourceOptions) -> Version:
-    """Return the version of a release. Raises UsageError if the source names none."""
+    """Return the version of the release that a source names. Raises UsageError if it names none."""
     version = named_release(source.spec, source.project)
     if version is None:
         release = f"for example {example(source.project)}"
@@ -211,7 +219,7 @@ def _origin_of(source: SourceOptions, check: Check) -> SourceOrigin:
 
 @dataclass(frozen=True, slots=True)
 class _Archive:
-    """An archive to unpack; its folder below build/ is ``PROJECT-label``."""
+    """An archive to unpack, into ``build/PROJECT-LABEL`` if it is kept."""
 
     path: Path
     version: str
@@ -222,9 +230,9 @@ class _Archive:
 def _find_archive(
     source: SourceOptions, check: Check, report: Report
 ) -> _Archive | None:
-    """Return the archive that the source names, fetched if needed; None for a folder.
+    """Return the archive of a source, and fetch it if needed; None if the source is a folder.
 
-    Raises UsageError if the source is neither a file, a folder nor a release.
+    Raises UsageError if the source is neither a file, a folder, a git URL nor a release.
     """
     path = Path(source.spec)
     if path.is_dir():
@@ -233,7 +241,7 @@ def _find_archive(
     version = named_release(source.spec, source.project)
     has_lock = not load_facts(source.project).releases
     if path.is_file() and has_lock and source.sha256 is None:
-        # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
+        # The name of an sdist (PEP 625): vllm-0.19.1.tar.gz.
         name = re.match(r".+?-(\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
         label = name[1] if name else path.stem
         return _Archive(path, label, label)
@@ -246,7 +254,7 @@ def _find_archive(
     origin = _origin_of(source, check)
     label = str(origin.version)
     if version is None:
-        # Commits and archives of one version can differ, so the label tells them apart.
+        # Commits and archives of one version can differ, so a digest in the label tells them apart.
         label += f"-{origin.identity.rpartition(':')[2][:8]}"
     return _Archive(origin.path, str(origin.version), label, version is not None)
 

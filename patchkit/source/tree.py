@@ -24,8 +24,8 @@ class Sandboxed(enum.Enum):
     """When code of a tree runs in a sandbox, while a plan is proved."""
 
     ALWAYS = "always"
-    IF_POSSIBLE = "if possible"  # locked by hash, or about to be built
-    NEVER = "never"  # --trust-source
+    IF_POSSIBLE = "if possible"  # for a tree that a lock verifies, or to be built
+    NEVER = "never"  # with --trust-source
 
 
 Kind = str  # "sdist" | "archive" | "git" | "installed"
@@ -33,13 +33,14 @@ Kind = str  # "sdist" | "archive" | "git" | "installed"
 
 @frozen
 class SourceTree:
-    """The texts of one upstream tree. Paths are POSIX and relative to ``root``.
+    """The texts of an upstream tree. Paths are POSIX and relative to ``root``.
 
-    ``pristine`` has upstream's texts of the files that patchkit has changed on disk, None for files
-    that it created. ``overlay`` has the texts that are not written yet. ``seen`` collects the
-    sha256 of every file that was asked for ("" if absent), so that a later run can tell whether one
-    has changed. ``texts`` caches the texts that were read, ``answers`` slow results by all their
-    inputs. ``note`` says how the version was found if no release and no tag names it.
+    ``pristine`` has upstream's texts of the files that patchkit has changed on disk, None for a
+    file that it created. ``overlay`` has the texts that are not written yet. ``seen`` collects the
+    sha256 of every file that was read or looked for ("" if absent), so that a later run can tell
+    whether one has changed. ``texts`` caches texts that were read, ``answers`` results of slow
+    computations by their inputs. ``note`` says how the version was found if no release and no tag
+    names it.
     """
 
     root: Path
@@ -48,7 +49,7 @@ class SourceTree:
     kind: Kind
     pristine: Mapping[str, str | None] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
-    # Trees that with_texts makes of this one share these dicts.
+    # A tree that `with_texts` makes of this one shares these dicts with it.
     seen: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     answers: dict[object, Any] = field(default_factory=dict)
@@ -69,10 +70,10 @@ class SourceTree:
         return exists
 
     def read(self, path: str) -> str:
-        """Return the text of a file.
+        """Return the text of a file: the one in ``overlay``, or upstream's.
 
         Raises AbsentError if it is missing, DriftError if it is not UTF-8 or has CR line ends,
-        SourceError if a link leads out of the tree.
+        SourceError if a link leads out of the tree or the file cannot be read.
         """
         if path in self.overlay:
             return self.overlay[path]
@@ -91,7 +92,10 @@ class SourceTree:
         return self.texts[path]
 
     def digest_of(self, path: str) -> str:
-        """Return the sha256 of a file, "" if there is none. Raises as ``read`` does."""
+        """Return the sha256 of upstream's text of a file, "" if there is none.
+
+        Raises as ``read`` does.
+        """
         if self.exists(path) and path not in self.seen:
             self.read(path)
         return self.seen[path]
@@ -101,7 +105,10 @@ class SourceTree:
         return self.read(path) if self.exists(path) else None
 
     def read_bytes(self, path: str) -> bytes:
-        """Return the content on disk. Raises AbsentError or SourceError if it cannot be read."""
+        """Return a file's contents on disk.
+
+        Raises AbsentError if it is missing, SourceError if it cannot be read.
+        """
         place = place_inside(self.root, path)
         if not os.path.lexists(place):
             raise self._missing(path)
@@ -109,7 +116,7 @@ class SourceTree:
         try:
             return read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
         except UsageError as error:
-            # The tree is at fault, not the request, so this is no UsageError.
+            # A UsageError would say that the request is wrong, but the tree is.
             what = error.what.removeprefix(f"{place}: ")
             raise SourceError(f"{path}: {what}", hint=RESTORE) from None
 
@@ -121,14 +128,14 @@ class SourceTree:
         )
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the paths of upstream's files that match, sorted; ``**`` spans folders."""
+        """Return the sorted paths of upstream's files that match; ``**`` matches any folders."""
         files = filter(Path.is_file, self.root.glob(pattern))
         paths = sorted(file.relative_to(self.root).as_posix() for file in files)
-        # Files with None were created by patchkit, so they are not upstream's.
+        # In ``pristine``, None stands for a file that patchkit created: it is not upstream's.
         return [path for path in paths if self.pristine.get(path, "") is not None]
 
     def containing(self, pattern: str, needle: str) -> list[str]:
-        """Return the paths that match ``pattern`` and whose text contains ``needle``."""
+        """Return the paths that match ``pattern`` and whose texts contain ``needle``."""
         return [path for path in self.glob(pattern) if needle in self.read(path)]
 
     def with_texts(self, texts: Mapping[str, str]) -> SourceTree:
