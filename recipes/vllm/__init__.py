@@ -1,1 +1,1 @@
-"""vLLM: its releases, its fixes in the order of ``recipe.toml``, and what only they need."""
+"""The recipe of vLLM: its releases, its fixes, and the modules that only they need."""

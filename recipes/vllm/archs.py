@@ -1,9 +1,9 @@
-"""Evaluate, with the release's own CMake, for which archs each kernel group is built.
+"""Evaluate, with the release's own CMake files, for which archs each kernel group is built.
 
-The CMake files are read to find every group. Then the release's CMakeLists.txt runs in CMake's
-script mode (no compiler, no torch, no GPU), and the trace of this run tells the archs of each
-group. A group of the files that is not in the trace is not built. A call in the trace that was not
-found in the files is an error.
+First the CMake files are read, to find every group. Then the release's CMakeLists.txt runs in
+CMake's script mode (no compiler, no torch, no GPU), and the trace of this run tells the archs of
+each group. A group that is not in the trace is not built. A call in the trace that was not found in
+the files is an error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HELPER_FILES = "cmake/*.cmake"
 GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
 _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
-_FLAG = "set_gencode_flag_for_srcs"  # called by the release's own definition of GENCODE
-# Calls that arch_trace.cmake adds for the trace alone.
+_FLAG = "set_gencode_flag_for_srcs"  # the release's own definition of GENCODE calls it
+# Commands that arch_trace.cmake calls only so that they are in the trace.
 _LIST = "patchkit_archs"
 _CODE = "patchkit_code"
 _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
@@ -44,8 +44,8 @@ Site = tuple[str, int]  # file, line of a call
 class Group:
     """CUDA sources that are built for one arch list.
 
-    ``site`` is the call that gives them the list, ``variable`` is the CMake variable of the list.
-    ``archs`` are empty if the group is not built.
+    ``site`` is the call that gives them the list, ``variable`` the CMake variable with the list,
+    ``defines`` are flags that the group adds, and ``archs`` is empty if the group is not built.
     """
 
     site: Site
@@ -84,7 +84,7 @@ def evaluate(
     gencode = target.gencode_flags(arch_list)
     key = (gencode, cuda, *texts.items())
 
-    # Several proofs evaluate the same tree, and a run of CMake takes long.
+    # The result is kept in the tree, since several proofs need it and a run of CMake takes long.
     if key not in tree.answers:
         groups = [group for path in texts for group in _find_groups(path, texts[path])]
         _require_lists(groups, texts)
@@ -131,17 +131,17 @@ def _is_build_file(path: str) -> bool:
 
 
 def _find_groups(path: str, text: str) -> Iterator[Group]:
-    """Yield a group for each call of a build file that gives sources an arch list.
+    """Yield a group for each call in a build file that gives sources an arch list.
 
-    The file of an external project that builds itself has no such call: then each list that the
-    file computes is a group.
+    If an external project is built by its own CMake, its file has no such call: then each arch list
+    that the file computes is a group.
     """
     if not _is_build_file(path):
         return
 
     calls = parsed(path, text)
     names = {call.name for call in calls}
-    # The file of such a project only uses the list to decide whether to build the project.
+    # Such a project's file uses the list only to decide whether to build the project.
     builds_itself = path != ROOT_FILE and GENCODE not in names
 
     for index, call in enumerate(calls):
@@ -162,7 +162,7 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
 
 
 def _defines_beside(call: Command, calls: Iterable[Command]) -> tuple[str, ...]:
-    """Return the -DENABLE_… flags that the branch of a call adds to a list."""
+    """Return the -DENABLE_… flags that the same branch as a call adds to a list."""
     defines: list[str] = []
     for neighbour in calls:
         if neighbour.name == "list" and call.block and neighbour.block == call.block:
@@ -179,17 +179,17 @@ def _keyword_variable(call: Command, keyword: str) -> str:
 
 
 def _first_source(before: tuple[Command, ...], variable: str) -> str:
-    """Return a group's name for people: folder and stem of the first CUDA source of a variable.
+    """Return the name of a group: folder and stem of the first CUDA source in a variable.
 
-    The sources come from the last command ``before`` the call that sets the variable. Without
-    sources, the group has the name of the variable.
+    The sources are those of the last command in ``before`` that sets the variable. Without sources,
+    the group has the name of the variable.
     """
     name = variable
     for call in reversed(before):
         sources = [value for value in call.values if value.endswith((".cu", ".cpp"))]
         is_list = call.name in ("set", "file") and variable in call.values[:2]
         if sources and is_list:
-            # CUDA sources first.
+            # A .cu file is preferred to a .cpp file.
             name = min(sources, key=lambda source: not source.endswith(".cu"))
             break
 
@@ -207,9 +207,9 @@ def _trace_calls(
 ) -> list[Traced]:
     """Run the release's CMake in a temporary folder; return the calls in the build files.
 
-    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. In the calls, paths in the tree
-    are relative to the tree, and paths in an external source are relative to this source. Raises
-    ProofError if CMake stops.
+    ``gencode`` are the flags that torch's CMake puts into CMAKE_CUDA_FLAGS. The paths in a call are
+    relative to the tree or, in an external source, to that source. Raises ProofError if CMake
+    stops.
     """
     with ScratchFolder() as folder:
         root = Path(folder, "tree")
@@ -254,9 +254,10 @@ def _archs_by_site(
     calls: Iterable[Traced],
     sites: Collection[Site],
 ) -> dict[Site, tuple[str, ...]]:
-    """Return site → the archs that nvcc compiles for there, for the known sites in the trace.
+    """Return site → the archs for which nvcc compiles, for the known sites in the trace.
 
-    The arguments of a call are the archs that it wants; only the flags that result from it count.
+    The archs are read from the flags that a call results in, not from its arguments, which are only
+    the requested archs.
     """
     archs: dict[Site, tuple[str, ...]] = {}
     codes: list[str] = []
@@ -282,7 +283,7 @@ def _archs_by_site(
 
 
 def _require_readable(call: Traced, sites: Collection[Site]) -> None:
-    """Raise ProofError for a call that gives sources archs and was not found in the files."""
+    """Raise ProofError if a call gives archs to sources but was not found in the files."""
     is_unknown = call.command == GENCODE and call.where not in sites
     if call.command == _FLAG or is_unknown:
         raise _unreadable_call(call)

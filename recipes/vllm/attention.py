@@ -31,10 +31,10 @@ def attention_code(
     built: Collection[str],
     version: int | None = None,
 ) -> Code:
-    """Return the code of a tree as it runs on a device if only ``built`` libraries are there.
+    """Return the code of a tree as it runs on a device if only the ``built`` libraries exist.
 
-    ``version`` is the version of FlashAttention that the user sets, with a variable up to vLLM
-    0.12 and with a flag later; None if the user sets none.
+    ``version`` is the version of FlashAttention that the user sets (by a variable up to vLLM 0.12,
+    by a flag later), None if the user sets none.
     """
     environ = {} if version is None else {"VLLM_FLASH_ATTN_VERSION": str(version)}
     attention = Off(flash_attn_version=version, use_trtllm_attention=None)
@@ -54,17 +54,18 @@ def attention_code(
         code.module(INTERFACE).update(_guarded(code, built))
         return code
 
-    # Up to vLLM 0.16 the interface is in flash-attention, not in the tree. This is what it answers
-    # in upstream's wheels of these releases.
+    # Up to vLLM 0.16, the interface is in flash-attention, not in the tree. In upstream's wheels of
+    # these releases it gives the following answers.
     loads = {2: FA2 in built, 3: FA3 in built and capability[0] == 9}
     names["is_fa_version_supported"] = loads.__getitem__
     return on_device(tree, capability, environ, names=names)
 
 
 def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
-    """Return ``version``, None for no FlashAttention, and the answer for each of ``_SUPPORTS``.
+    """Return the answers of a release's code about FlashAttention.
 
-    A feature that the release has no function for is left out.
+    ``version`` is the version that it chooses, None for no FlashAttention. For each feature in
+    ``_SUPPORTS`` that the release has a function for, there is the result of this function.
     """
     path = first_existing(tree, _DECIDING)
     answers = {"version": code.get(path, "get_flash_attn_version")()}

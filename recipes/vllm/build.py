@@ -1,4 +1,4 @@
-"""Read what is known about building vLLM; ``recipes/vllm/build.toml`` describes the fields."""
+"""Read what ``recipes/vllm/build.toml`` knows about building vLLM; it describes the fields."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ WITHOUT_RUST = (
 
 @frozen
 class Pin:
-    """The commit or tag that vLLM fetches of a source, from the release ``since`` on.
+    """The commit or tag ``pin`` of a source that vLLM fetches, from the release ``since`` on.
 
-    ``commit`` is the commit that the tag ``pin`` names, "" if unknown; ``vouched`` says who states
-    this. ``url`` is "" if the pin has the URL of its source.
+    ``commit`` is the commit that a tag names, "" if unknown; ``vouched`` says who states this.
+    ``url`` is where the source is fetched from, "" for the URL of the source.
     """
 
     since: Version = field(metadata={"key": "from"})
     pin: str
-    url: str = ""  # that of the source
+    url: str = ""
     commit: str = ""
     vouched: str = ""
 
@@ -49,7 +49,7 @@ class ForReleases:
     versions: str
 
     def covers(self, version: Version) -> bool:
-        # A pre-release counts as its release: specifiers leave pre-releases out by default.
+        # The base version is compared, since specifiers do not contain pre-releases by default.
         return version.base_version in SpecifierSet(self.versions)
 
 
@@ -85,7 +85,7 @@ class Unused:
 
 @frozen
 class KnownSource:
-    """What ``build.toml`` says about an external source; the fields are described there."""
+    """What ``build.toml`` says about an external source; it describes the fields."""
 
     name: str
     option: str
@@ -114,16 +114,16 @@ class KnownSource:
         return bool(self.file)
 
     def pin_of(self, version: Version) -> Pin | None:
-        """Return the newest pin that is not newer than the release; None for older releases."""
+        """Return the pin that holds for a release, None for a release before the first pin."""
         base = Version(version.base_version)
         return next((pin for pin in reversed(self.pins) if pin.since <= base), None)
 
     def is_ready(self, version: Version) -> bool:
-        """Return whether the source comes compiled from the release's own wheel by default."""
+        """Return whether a build takes the source from the release's wheel by default, compiled."""
         return bool(self.ready) and version.base_version in SpecifierSet(self.ready)
 
     def serves(self, major: int, version: Version) -> bool:
-        """Return whether a release uses the source on devices of this major capability."""
+        """Return whether a release uses the source on devices with this major capability."""
         base = Version(version.base_version)
 
         majors = self.majors
@@ -154,7 +154,10 @@ class Wanted:
 
 @frozen
 class Across:
-    """How the locked environment is divided for another CPU, in patterns of package names."""
+    """How the locked build environment is divided if the build is for another CPU.
+
+    ``target`` and ``stays`` are patterns of package names.
+    """
 
     target: tuple[str, ...]
     stays: tuple[str, ...]
@@ -163,7 +166,7 @@ class Across:
 
 @frozen
 class Needs:
-    """The fields are described in ``recipes/vllm/build.toml``."""
+    """What a release needs to be built; ``recipes/vllm/build.toml`` describes the fields."""
 
     torch: str
     python: str
@@ -174,9 +177,9 @@ class Needs:
 
 
 def read_needs(tree: SourceTree) -> Needs:
-    """Return the recorded needs of a tree's release, with the torch of the tree's pyproject.toml.
+    """Return the recorded needs of a tree's release, but with the torch that the tree pins.
 
-    If pyproject.toml pins no torch, the recorded one is kept.
+    If the tree's pyproject.toml pins no torch, the recorded one is kept.
     """
     needs = recorded_needs(tree.version)
     torch = _TORCH.search(tree.find("pyproject.toml") or "")
@@ -191,7 +194,7 @@ def recorded_needs(version: Version) -> Needs:
     base = Version(version.base_version)
     needs: dict[str, Any] = {}
 
-    # Each entry has only what changed, from the oldest release to the newest.
+    # The entries go from the oldest release to the newest, and each one has only what changed.
     for entry in read_toml(tuple[dict[str, Any], ...], _FILE, key="needs"):
         since = Version(entry.pop("from"))
         if since <= base:
@@ -200,10 +203,10 @@ def recorded_needs(version: Version) -> Needs:
 
 
 def locked_requirements(torch: str, file: Path | None = None) -> Path:
-    """Return the requirements file that locks the build environment of a torch.
+    """Return the requirements file that locks the build environment for a release of torch.
 
-    A ``file`` of the user is returned as it is. Raises SourceError if there is neither, since the
-    package index has no such torch for CUDA 13.
+    If the user names a ``file``, return that. Raises SourceError if patchkit has no file for this
+    torch, since the package index does not have it for CUDA 13.
     """
     if file is not None:
         return file
@@ -239,7 +242,7 @@ def _located_pins(source: KnownSource) -> tuple[Pin, ...]:
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
-    """Return the sources that options such as ``--without flash-attn`` name, each once.
+    """Return the sources that options such as ``--without flash-attn`` name, without duplicates.
 
     Raises UsageError for a name that is no source.
     """
@@ -264,9 +267,9 @@ def wanted(
 ) -> tuple[Wanted, ...]:
     """Return the sources that a tree fetches, each with its entry in ``build.toml``.
 
-    With ``release``, the tree is a release with recorded pins, and each pin is compared with the
-    record; otherwise the pins of the tree's files are taken. Raises DriftError for a source that
-    ``build.toml`` does not have, or for a pin that differs.
+    ``release`` says that the tree is a release with recorded pins: then each pin in the tree's
+    files must be the recorded one. Raises DriftError if ``build.toml`` does not have a source, or
+    if a pin differs.
     """
     by_name = {source.name: source for source in known_externals()}
     checked = []

@@ -222,7 +222,7 @@ def _call_with_known(
     function: Callable[..., Any],
     arguments: Mapping[str, object],
 ) -> Any:
-    """Call a function of a release with the arguments that it has parameters for."""
+    """Call a function of a release with those arguments for which it has parameters."""
     parameters = inspect.signature(function).parameters
     return function(
         **{name: value for name, value in arguments.items() if name in parameters}
@@ -230,7 +230,10 @@ def _call_with_known(
 
 
 def nvfp4_linear(code: Code) -> str:
-    """Return the name of the kernel class of an NVFP4 linear layer; before 0.20 of its backend."""
+    """Return the name of the kernel class of an NVFP4 linear layer.
+
+    For releases before 0.20, return the name of its backend.
+    """
     if code.has(REGISTRIES[0], _NVFP4_INIT):
         return type(code.get(REGISTRIES[0], _NVFP4_INIT)()).__name__
     if code.has(_NVFP4, "select_nvfp4_linear_backend"):
@@ -259,8 +262,8 @@ def nvfp4_scheme(code: Code) -> str:
 def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
     """Return the name of the backend of an NVFP4 MoE layer.
 
-    Releases before 0.14 name no backend: the result then is "MARLIN", "FLASHINFER_CUTLASS" or
-    "VLLM_CUTLASS", from the flags that they set.
+    Releases before 0.14 name no backend. For them, the result is "MARLIN", "FLASHINFER_CUTLASS" or
+    "VLLM_CUTLASS", by the flags that they set.
     """
     select = "select_nvfp4_moe_backend"
     if code.has(NVFP4_MOE, select):

@@ -63,7 +63,7 @@ _HINT = "tell patchkit about it in recipes/vllm/build.toml, or build a release t
 
 @frozen
 class External:
-    """One source that FetchContent clones with git.
+    """A source that FetchContent clones with git.
 
     ``name`` is its name in FetchContent; ``variable`` is the environment variable that, if set,
     names a folder to use instead of the fetch. ``pin`` is a commit id or a tag, ``submodules`` are
@@ -190,7 +190,7 @@ def _joined_holds(
 ) -> bool | None:
     """Return the value of two conditions joined by OR or AND, None if the value is unknown.
 
-    If one of them has the ``decisive`` value (True for OR, False for AND), the other is irrelevant.
+    If one of them has the ``decisive`` value (True for OR, False for AND), that is the result.
     """
     cut = condition.index(joint)
     values = [

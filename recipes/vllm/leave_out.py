@@ -79,7 +79,7 @@ _COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
 
 
 def leave_out(tree: SourceTree, sources: Iterable[KnownSource]) -> SourceTree:
-    """Return an overlay of the tree without these extensions; some may be left out already.
+    """Return an overlay of the tree without some extensions, which may be left out already.
 
     Raises UsageError if an extension cannot be left out or the release has none of that name,
     DriftError if the files are not as expected.

@@ -1,4 +1,4 @@
-"""Read ``libraries.toml``: the purpose of each library of vLLM's wheels, and its releases."""
+"""Read from ``libraries.toml`` the purpose of each library in vLLM's wheels, and its releases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchkit.target import Target
 
 @frozen
 class KnownLibrary(ForReleases):
-    """One entry of ``libraries.toml``; the fields are described there."""
+    """An entry of ``libraries.toml``, which describes the fields."""
 
     file: str
     devices: tuple[int, ...]
@@ -35,5 +35,5 @@ class LibraryTable:
 
 @cache
 def library_table() -> LibraryTable:
-    """Return ``libraries.toml``, which is read once."""
+    """Return the contents of ``libraries.toml``, which is read once."""
     return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")

@@ -16,7 +16,7 @@ from patchkit.recipes.vllm.archs import INTERSECTION, parsed
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 MLA = "MLA_ARCHS"
 _CUDA = Version("13.0")
-# Command → how many arguments a call has that sets an arch list.
+# Command → the number of arguments of a call that sets an arch list.
 _LISTING = {INTERSECTION: 3, "set": 2}
 _COMPILER = (
     "CMAKE_CUDA_COMPILER_VERSION",
@@ -28,10 +28,10 @@ _COMPILER = (
 
 @dataclass(frozen=True, slots=True)
 class ArchList:
-    """One list of archs in a CMake file.
+    """A list of archs in a CMake file.
 
-    ``variable`` is the variable that is set to the archs that are built, ``argument`` is the list
-    as the file has it. If ``sm100``, only SM100 selects the kernels, whatever archs the list has.
+    ``argument`` is the list as the file has it, ``variable`` the variable that is set to the archs
+    to build. ``sm100`` says that vLLM uses the kernels on SM100 only, whatever archs the list has.
     """
 
     path: str
@@ -102,7 +102,7 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
 
 
 def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
-    """Return the edits that remove SM12x from lists of kernels that only SM100 selects.
+    """Return the edits that remove SM12x from lists of kernels that vLLM uses on SM100 only.
 
     ``what`` names the lists in the observation.
     """

@@ -17,7 +17,7 @@ from patchkit.source.tree import SourceTree
 
 
 class Capability(NamedTuple):
-    """Compute capability, as vLLM's own ``DeviceCapability`` spells it."""
+    """A compute capability, with the fields of vLLM's own ``DeviceCapability``."""
 
     major: int
     minor: int
@@ -26,7 +26,7 @@ class Capability(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-# Devices whose routing a fix must not change, beside those it is for.
+# Devices whose routing a fix must not change, unless the fix is for them.
 OTHERS = (Capability(8, 0), Capability(9, 0), Capability(10, 0))
 SM12X = (Capability(12, 0), Capability(12, 1))
 GB10 = (Capability(12, 1),)
@@ -42,9 +42,9 @@ Decide = Callable[[SourceTree, Capability], object]
 def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
     """Return what a tree decides for a device.
 
-    If upstream's code refuses with an exception of ``_REFUSALS``, return type and text of the
-    exception. Raises ProofError for any other exception, which is no decision. ``questions.ask``
-    calls this function in a child process.
+    If upstream's code raises an exception of ``_REFUSALS``, return its type and text. Raises
+    ProofError for any other exception, since that is no decision. ``questions.ask`` calls this
+    function in a child process.
     """
     try:
         return decide(tree, capability)
@@ -65,8 +65,9 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
 class Decision:
     """A decision of upstream's code that a fix changes.
 
-    ``what`` names the decision, and ``decide`` asks the code for it. A patched tree must answer
-    ``wanted`` on ``changed`` devices. ``environ`` are the user's environment variables.
+    ``what`` names the decision, and ``decide`` asks the code for it. In a patched tree, the answer
+    must be ``wanted`` on the devices ``changed``, and as before on all others. ``environ`` are the
+    user's environment variables.
     """
 
     what: str
@@ -85,10 +86,10 @@ class Decision:
 
 
 def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
-    """Prove that a patch has the wanted effect on ``changed`` devices and none on all others.
+    """Prove that a patch has the wanted effect on the ``changed`` devices and none on all others.
 
-    Return one sentence about each decision. Raises ProofError on the first difference. One child
-    process answers all questions.
+    Return a sentence for each decision. Raises ProofError for the first answer that differs. One
+    child process answers all questions.
     """
     questions = [
         partial(outcome, decision.ask, tree, capability)

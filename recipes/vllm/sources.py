@@ -18,7 +18,7 @@ from patchkit.target import (
 )
 
 Codes = frozenset[tuple[str, Arch]]
-"""Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
+"""The entries of one fat binary: kind ("sass" or "ptx") and arch of each."""
 
 _NAME = re.compile(r"\b(sm|compute)_(\d{1,3})(\d)([af]?)\b")
 
@@ -40,14 +40,14 @@ class CudaSource:
         )
 
     def load(self, target: Target) -> Load:
-        """Return the best way in which a device can load the codes, ``Load.NONE`` if it cannot."""
+        """Return the best way in which a code reaches a device, ``Load.NONE`` if none does."""
         ways = {"sass": find_load, "ptx": find_ptx_load}
         found = (ways[kind](arch, target.capability) for kind, arch in self.codes)
         return max(found, default=Load.NONE)
 
 
 def codes_of(names: Iterable[str]) -> Codes:
-    """Return the codes in texts with names of nvcc: ``sm_121a``, ``[sm_120f,compute_120f]``."""
+    """Return the codes that texts name as nvcc does: ``sm_121a``, ``[sm_120f,compute_120f]``."""
     codes = set()
     for match in _NAME.finditer(" ".join(names)):
         prefix, major, minor, suffix = match.groups()
@@ -60,6 +60,6 @@ def codes_of(names: Iterable[str]) -> Codes:
 
 @cache
 def default_codes() -> Codes:
-    """Return the codes that nvcc compiles a source to if its command line names no arch."""
+    """Return the codes to which nvcc compiles a source if its command line names no arch."""
     (codes,) = {row.default_codes for row in toolkits()}  # the same in every toolkit
     return codes_of(codes)

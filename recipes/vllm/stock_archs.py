@@ -22,15 +22,15 @@ def check_stock(
     version: Version,
     patched: Callable[[Group], set[frozenset[str]]],
 ) -> None:
-    """Raise DriftError that names every group whose archs are not those of the release.
+    """Raise DriftError, naming each group, if the archs of groups are not those of the release.
 
-    ``table`` is a CSV that tools/tables.py writes: the archs of each group for the first member of
-    the device family, by ranges of releases (both ends included). ``patched`` returns the arch
-    lists that a group of the table may have in a tree that is patched already. A release that the
-    table does not have is not checked.
+    ``table`` is a CSV file that tools/tables.py writes: the archs of each group for the first
+    member of the device family, by ranges of releases (both ends included). ``patched`` returns the
+    arch lists that a group of the table may have in a tree that is already patched. A release that
+    the table does not have is not checked.
     """
     expected = _read_table(table, version)
-    if not expected:  # not added to the tables yet: nobody knows what it builds
+    if not expected:
         return
 
     by_key: dict[Key, Group] = {}
