@@ -18,7 +18,7 @@ _REDRAWN = 0.1  # seconds between two drawings of a terminal's line
 _QUIET = 2.0  # seconds without output, after which a terminal's line shows the time
 
 Update = Callable[[int, int], None]
-"""Takes the amount that is done, and the total: bytes, or the things that a caller counts."""
+"""A callback that gets the amount done and the total: bytes, or whatever the caller counts."""
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from patchkit.runtime.host.host import Host
 
 _WRONG = (Level.ERROR, Level.WARNING)
 NOT_WRONG = (Level.NOTE, Level.UNKNOWN, Level.OK)
-"""Levels in the order in which their findings are shown, behind errors and warnings."""
+"""Levels whose findings are shown behind errors and warnings."""
 
 
 def cluster_findings(

@@ -38,7 +38,7 @@ SMOKE_TEST = read_toml(
     RECIPES / "doctor" / "gpu.toml",
     key="smoke",
 )
-"""The steps of a node in order, and how all nodes are tried at once."""
+"""The steps that a node runs, in order, and how the test of all nodes together is started."""
 
 _FIGURES = (
     "device",

@@ -18,7 +18,7 @@ from patchkit.foreign import read_json
 from patchkit.frozen import frozen
 
 RANK = "all-reduce"
-"""The step of a rank of all nodes together."""
+"""The step in which all nodes run together, one rank on each."""
 
 _FIRST = "cuda"  # the script's step that tries the device; the others need it
 _MOST_LINES = 2000  # the last lines of a process, which are kept

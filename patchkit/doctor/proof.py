@@ -75,7 +75,10 @@ PROOF_SETTINGS = read_toml(
 )
 Tell = Callable[[str], None]
 ReadCode = Callable[[str, int, str], Mapping[str, Any]]
-"""Reads the device code of an installed vLLM; the room that does so is above this one."""
+"""A function that reads the device code of an installed vLLM.
+
+It is a parameter, since the room that can do that is above this one.
+"""
 
 
 @frozen

@@ -96,7 +96,7 @@ class Redactor:
         self._known: dict[str, str] = {}  # word in small letters → placeholder
         self._numbers = defaultdict[str, dict[object, int]](dict)  # of each kind
         self.counts: Counter[str] = Counter()
-        """How often each placeholder stands for something."""
+        """Placeholder → how often it replaced a text."""
 
         for number, node_names in enumerate(names.hosts, start=1):
             for host in node_names:

@@ -27,7 +27,7 @@ _SHELL = "class _:\n"  # makes an indented function a module of its own
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Span = tuple[int, int]
-"""Offsets in a text, in code points."""
+"""Start and end of a part of a text, in code points."""
 
 
 def swap(

@@ -17,7 +17,7 @@ from patchkit.source.detect import state_folder
 from patchkit.source.tree import SourceTree
 
 ASIDE = ".patchkit-aside"
-"""Folder of the tree for what was in the way: edited files, a journal that cannot be read."""
+"""The folder in a tree for what a forced revert moves away: edited files, an unreadable journal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class SupportLevel(enum.StrEnum):
 
 
 Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]
-"""fix id → arch mode → release → level"""
+"""Id of a fix → arch mode → release → level of support."""
 
 
 @cache

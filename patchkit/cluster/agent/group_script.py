@@ -36,7 +36,7 @@ from patchkit.http_exchange import HttpAnswer, HttpServer, usable_key
 
 Settings = dict[str, Any]  # the content of group.json, or of its entry for one worker
 ALONE = "-sEB"
-"""Options of Python for these scripts: no settings of the user, no bytecode."""
+"""Options of Python for the scripts on nodes: ignore the user's settings, write no bytecode."""
 
 
 HEARTBEAT = 2.0  # seconds between two signs of life on a link, from either end

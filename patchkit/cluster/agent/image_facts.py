@@ -53,16 +53,16 @@ RUN_WORDS = {
         "--ulimit=host",
     ),
 }
-"""The options by engine with which a container runs as the user, with the limits of a rank."""
+"""Engine → words that run a container as the user, with the limits that a rank needs."""
 
 REMOVE_WORDS = {
     "docker": ("rm", "--force"),
     "podman": ("rm", "--force", "--time=0", "--ignore"),
 }
-"""The words by engine that end and remove containers at once."""
+"""Engine → words that end and remove containers at once."""
 
 LAYER = "io.patchkit.layer"
-"""The label of a patched image; its value is a digest of the patchkit and options for it."""
+"""The label of a patched image; its value is a digest of the patchkit and the options used."""
 
 # A name of an image that is a digest, or ends in one.
 _BY_DIGEST = re.compile("(?:^|sha256:)[0-9a-f]{64}$")

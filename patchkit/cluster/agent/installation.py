@@ -44,7 +44,10 @@ from patchkit.runtime.python.distributions import (
 from patchkit.runtime.python.libnccl import find_loaded_nccl
 
 MARKER = "patchkit-installed.json"
-"""The file that describes an environment, as an ``InstalledVenv``; only a whole one has it."""
+"""The file that describes an environment, as an ``InstalledVenv``.
+
+It is written last, so only a complete environment has it.
+"""
 
 _FILE = r"[A-Za-z0-9][\w.+!-]*\.whl"
 _LIST = "requirements.txt"

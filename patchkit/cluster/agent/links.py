@@ -25,7 +25,7 @@ from patchkit.frozen import frozen
 from patchkit.process import attempt
 
 HEADERS = 28
-"""Bytes of the headers of IPv4 (20) and ICMP (8): an echo's payload is the MTU without them."""
+"""Bytes of the headers of IPv4 (20) and ICMP (8); the largest payload of a ping is the MTU less."""
 
 _PLAIN = 56  # bytes of payload: ping's default
 # Three packets; ping's status is 0 for answers, 1 for none, 2 for an error.
@@ -99,7 +99,10 @@ def _settings_over_cable(destination: str, address: str) -> list[str]:
 
 
 CHOSEN_PORT = 47001
-"""A port like those that the system chooses for torch, gloo and NCCL; no program listens there."""
+"""A port in the range from which the system chooses ports for torch, gloo and NCCL.
+
+No program listens there.
+"""
 
 _CONNECT_SECONDS = 4.0  # TCP tries three times in this time
 

@@ -11,7 +11,7 @@ from patchkit.frozen import frozen
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
-"""Values of ``UnitState.active``: a unit that runs or is started, and one that does not run."""
+"""Values of ``UnitState.active``: RUNNING for a unit that runs or starts, OFF for any other."""
 
 _STUCK = (
     "dead",

@@ -17,7 +17,7 @@ from patchkit.records import RecordError, read_json
 
 CONDITIONS = "digest.json"
 ENOUGH = 3
-"""The least number of repetitions whose spread allows a verdict."""
+"""The least number of repetitions from whose spread a verdict can be drawn."""
 _RAW = "raw"
 _RESULTS = "name a folder that `patchkit bench MODEL` wrote"
 
@@ -42,7 +42,7 @@ MEASURES = (
     Measure("median_tpot_ms", "each further token, median", "ms", "less"),
     Measure("p99_itl_ms", "between tokens, p99", "ms", "less"),
 )
-"""All figures; keys as in vllm/benchmarks/serve.py of vLLM 0.11.1 to 0.33.0."""
+"""All figures; their keys are those in vllm/benchmarks/serve.py of vLLM 0.11.1 to 0.33.0."""
 MAIN = (MEASURES[0], MEASURES[2], MEASURES[4])
 
 

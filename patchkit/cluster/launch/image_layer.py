@@ -24,9 +24,12 @@ from patchkit.runtime.host.host import Software
 from patchkit.target import targets
 
 CACHE = "cache"
-"""The part of the sent folder that is patchkit's cache during the build."""
+"""The name of the folder, in the folder sent to a node, that is patchkit's cache in the build."""
 AddNeeds = Callable[[Path, ImageContents, Progress], None]
-"""Adds to the folder to be sent what patchkit needs in the image: a room above knows how."""
+"""A function that adds to the folder to send what patchkit needs in the image.
+
+It is a parameter, since only a room above this one can build that.
+"""
 
 # Where the build step mounts the sent folder; docker 20.10 leaves an empty folder there.
 _MOUNT_POINT = "/patchkit"

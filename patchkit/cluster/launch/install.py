@@ -24,7 +24,7 @@ from patchkit.runtime.host.host import OTHER, Gpu
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
-"""Takes the name of a task; returns the function that is told its progress: done, of all."""
+"""A function that gets the name of a task and returns the callback for its progress."""
 
 _SHOWN = 12  # digits of a digest in a table
 _DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")

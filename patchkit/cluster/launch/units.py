@@ -39,7 +39,7 @@ SCRIPTS = {
     "http_exchange.py": http_exchange,
     "foreign.py": foreign,
 }
-"""Scripts that nodes run with the standard library alone, by their names there."""
+"""File name on a node → module, for the scripts that nodes run with the standard library alone."""
 
 RAY_PORT = 6379
 

@@ -14,7 +14,7 @@ from patchkit.finding import Finding
 from patchkit.frozen import frozen
 
 HASH = "hash"
-"""Finding's ``about``: the bytes of a file differ from those on the Hub."""
+"""``about`` of the finding that the bytes of a file differ from those on the Hub."""
 
 _SIDE_BY_SIDE = 8  # files at a time; with more, they only wait for the disk
 _SHA1 = 40  # hex digits

@@ -39,7 +39,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
 
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
-"""The configurations of models; vLLM needs one of them to load anything."""
+"""Configuration files of models; vLLM needs one of them to load a model."""
 
 _LENGTH_BYTES = 8  # a file of safetensors begins with the length of its header
 _LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
@@ -86,7 +86,7 @@ class ModelCheck:
 
 
 Checking = Generator[tuple[int, int], None, ModelCheck]
-"""Yields the progress (bytes done, bytes in all), and returns the check."""
+"""A generator that yields its progress (bytes done, bytes in all) and returns the check."""
 
 
 def check_model(folder: str, full: bool = False) -> Checking:

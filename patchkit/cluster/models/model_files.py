@@ -22,13 +22,14 @@ INDEXES = (
     "consolidated.safetensors.index.json",
     "pytorch_model.bin.index.json",
 )
-"""Files that list the shards of a model. If there are several, the first in this order counts."""
+"""Files that list the shards of a model. Of several, the first one in this order is used."""
 
 CACHE = ".cache"
 """The folder inside a model's folder in which hf and patchkit keep their records."""
 
 RECORD = f"{CACHE}/patchkit/model.json"
-"""The path of the record. A fetch writes it first, so that a check knows what is missing."""
+"""Path of the record of a model's files. A fetch writes it first, so a check knows what is missing.
+"""
 
 # Folders with the same weights in formats that vLLM does not load, and with logs of training.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}

@@ -22,7 +22,7 @@ _FOLDER = re.compile(
     rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})"
 )
 SHORT = 12
-"""The number of a commit's digits in the name of a folder."""
+"""Hex digits of a commit in the name of a model's folder."""
 
 _HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
 _PATTERNS = frozenset("*?[]\\")
@@ -39,7 +39,7 @@ def _require_file_name(path: str) -> None:
 
 
 FileName = Annotated[Utf8, _require_file_name]
-"""The name of a model's file in the Hub, an index or a record: a path that stays in the folder."""
+"""The path of a model's file, as the Hub, an index or a record names it; it stays in the folder."""
 
 Commit = Annotated[str, matching("[0-9a-f]{40}", "a commit, 40 hex digits")]
 _DIGEST = matching("[0-9a-f]{40}|[0-9a-f]{64}", "a sha256, or git's sha1")

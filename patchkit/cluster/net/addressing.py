@@ -30,7 +30,7 @@ from patchkit.runtime.rules.releases import read_env_data
 _NETWORK = read_env_data("network")
 _FIRST_HOST = _NETWORK["plan"]["first_host"]  # node n has this number + n
 RING = 3
-"""Nodes of a ring: in larger ones stock NCCL failed."""
+"""The only number of nodes for a ring: in larger rings, stock NCCL failed."""
 
 Addresses = tuple[IPv4Interface, ...]
 Cages = Mapping[int | None, tuple[Netdev, ...]]

@@ -120,7 +120,7 @@ def read_other_files(root: Path) -> NetplanFiles:
 
 
 _Conflicts = Iterator[tuple[str, tuple[str, ...]]]
-"""Yields the text of a conflict with the plan, and the commands that solve it."""
+"""Each conflict with the plan: a text about it, and the commands that solve it."""
 
 
 @dataclass(frozen=True, slots=True)

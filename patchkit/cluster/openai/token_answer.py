@@ -13,7 +13,7 @@ _HELLO = "Say: ready"
 # from 0.11.1 on. A completion has `text`; `refusal` replaces content if the model declines.
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
 EMBEDDING = ("data",)
-"""The field that holds the answer of models that embed or score."""
+"""The field with the results in an answer of a model that embeds or scores."""
 _ANSWERED = ("choices", "data", "usage")
 _MOST_TOKENS = 1 << 40
 # Where answers hold the text of an error: vLLM up to 0.10 and FastAPI send it at the top level.

@@ -32,7 +32,7 @@ HEARTBEAT = 5.0
 """Seconds between two signs of life, in both directions."""
 
 LEASE = 60.0
-"""Seconds without input after which a node ends the call, and with it the locks that it holds."""
+"""Seconds without input after which a node ends the call and so releases the call's locks."""
 
 
 def answer(request: list[Any], mark: str) -> None:
@@ -122,7 +122,7 @@ def _leave_with_the_asker() -> None:
 
 
 MARK = "patchkit: "
-"""Begins each line of an answer, and tells it from lines that a login shell prints."""
+"""The beginning of each line of an answer, which lines printed by a login shell do not have."""
 
 # These words mean the same in every shell. -I: Python ignores variables and the current folder.
 COMMAND = "exec python3 -I -c 'import sys;exec(sys.stdin.buffer.readline())'"

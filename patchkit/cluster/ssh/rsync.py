@@ -40,7 +40,7 @@ class Copied:
 
 
 Copying = Generator[tuple[int, int], None, Copied]
-"""Yields the bytes copied so far and the bytes of all files; returns ``Copied``."""
+"""A generator that yields the bytes copied and the bytes of all files, and returns ``Copied``."""
 
 
 def require_rsync() -> None:

@@ -13,7 +13,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
 HERE = "localhost"
-"""The destination that means this machine, without ssh."""
+"""The destination that stands for this machine, where ssh is not used."""
 
 _BATCH_SETTINGS = (
     "BatchMode=yes",  # no question in the middle

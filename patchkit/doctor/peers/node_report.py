@@ -47,7 +47,7 @@ _TEXT_FILES = (
 
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
-"""The result of a check: findings, or the fields of the text that says that all is well."""
+"""The result of a check: findings, or the fields for the text of a check that passed."""
 
 
 class NotCheckedError(PatchkitError):

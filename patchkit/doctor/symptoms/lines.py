@@ -19,7 +19,7 @@ from patchkit.runtime.rules.refusals import refusal
 STDIN = "standard input"
 
 LONGEST = 8192
-"""Bytes of a line; a longer line is taken for several."""
+"""The most bytes of a line; a longer line is split into several."""
 
 _FIRST_BYTES = 1 << 16  # enough to tell whether a file is a text
 _UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")

@@ -32,9 +32,9 @@ from patchkit.errors import HostError
 from patchkit.follow import Follow
 
 BEFORE = 3
-"""Lines before one that may matter which are looked at with it: texts go over several."""
+"""Lines in front of a line that may matter which are read with it, since texts span several."""
 BEHIND = 10
-"""Lines behind it."""
+"""Lines behind such a line which are read with it."""
 
 _WINDOW = BEFORE + 1 + BEHIND
 _MOST_HITS = 50  # of a text that are kept; further ones are only counted

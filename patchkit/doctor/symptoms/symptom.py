@@ -24,7 +24,7 @@ from patchkit.runtime.rules.broken import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
 
 SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))
-"""One file for each area, by name."""
+"""The files with symptoms, one for each area, sorted by name."""
 
 # The fewest characters without a placeholder that a text needs: grep searches for them.
 _FEWEST = 5

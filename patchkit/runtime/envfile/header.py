@@ -34,7 +34,7 @@ _LINE = re.compile(
 )
 
 NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
-"""The most nodes of a cluster."""
+"""The largest number of nodes in a cluster."""
 
 _CHOSEN = ("role", "topology", "twin", "executor", "target", "quantization")
 _CHOICES = {**{name: CHOICES[name] for name in _CHOSEN}, "format": tuple(Format)}

@@ -14,7 +14,7 @@ from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
 
 Facts = Iterator[tuple[str, dict[str, object]]]
-"""Yields the id of a remark of hardware.toml, and the fields of its texts."""
+"""Remarks: the id of each one in hardware.toml, and the fields for its texts."""
 
 
 def find_remarks(

@@ -14,7 +14,7 @@ from patchkit.runtime.rules.releases import read_env_data
 TwinState = Literal[
     "none", "down", "bare", "bare-first", "random", "link-local", "both"
 ]
-"""How the other half of a netdev's cage is addressed: see ``twin_state``."""
+"""How the other half of a netdev's cage is addressed; ``twin_state`` explains the values."""
 
 
 @frozen

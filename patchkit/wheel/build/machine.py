@@ -227,7 +227,7 @@ def namespace_words() -> tuple[str, ...]:
 
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
-"""Below this everything is built; unlike /tmp it outlives a reboot, and is on a disk."""
+"""The folder below which all is built. Unlike /tmp, it is on a disk and survives a reboot."""
 
 _FACTS = "facts.json"
 _STAGED = ".staged-"

@@ -27,14 +27,14 @@ from patchkit.target import Toolkit
 from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"
-"""Where, below a toolkit, nvcc looks when it compiles for an Arm server."""
+"""The folder in a toolkit that nvcc uses to compile for an Arm server."""
 
 COMPILER = "nvidia-cuda-nvcc"
 """The wheel with nvcc, ptxas and fatbinary."""
 
 _PREFIX = "nvidia/cu13/"  # the root of a toolkit, in wheels of CUDA 13
 MACHINES = ("aarch64", "x86_64")
-"""The CPUs that the locked toolkit has wheels for, as platform tags name them."""
+"""The CPUs for which the lock has wheels of the toolkit, named as in platform tags."""
 
 _PATIENCE = 60.0  # seconds, with another build that unpacks the toolkit
 
