@@ -61,7 +61,11 @@ class DriftError(PatchkitError):
     without: tuple[str, ...] = ()
 
 
-class AbsentError(DriftError):
+class MissingError(DriftError):
+    """Code of a fix is nowhere: upstream may have it in another form, or not yet."""
+
+
+class AbsentError(MissingError):
     """The subject of a fix is not in the code at all: neither as expected nor in another form."""
 
 

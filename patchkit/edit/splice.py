@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from patchkit.errors import AbsentError, DriftError
+from patchkit.errors import AbsentError, DriftError, MissingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
     """Return the edits of several ``places``, of which a release has all or none.
 
     A place is a function that raises AbsentError if its code is missing. Raises AbsentError if all
-    of them do, DriftError if only some do.
+    of them do. If only some do, raises MissingError, or DriftError if the others are edited.
     """
     edits: list[Edit] = []
     missing: list[AbsentError] = []
@@ -66,7 +66,8 @@ def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
     if len(missing) == len(places):
         raise missing[0]
     if missing:
-        raise DriftError(
+        kind = MissingError if edits else DriftError
+        raise kind(
             f"{missing[0].what}; other code of this fix is there",
             why="the file was edited by hand, or upstream moved it",
             hint=missing[0].hint,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from patchkit.edit.splice import Edit, line_of
-from patchkit.errors import AbsentError, DriftError
+from patchkit.errors import AbsentError, DriftError, MissingError
 
 HINT = "restore the file from the release, or leave this fix out with --without"
 
@@ -90,10 +90,10 @@ def absent(what: str) -> AbsentError:
     return AbsentError(what, why=why, hint=HINT)
 
 
-def altered(what: str) -> DriftError:
+def altered(what: str, kind: type[DriftError] = DriftError) -> DriftError:
     """Return the error for code that has another form; ``what`` says where, and which form."""
     why = "the code was edited by hand, is half patched, or upstream rewrote it"
-    return DriftError(what, why=why, hint=HINT)
+    return kind(what, why=why, hint=HINT)
 
 
 def drift(
@@ -107,6 +107,7 @@ def drift(
 ) -> DriftError:
     """Return the error for a text ``needle`` that was not found exactly once.
 
+    It is a MissingError if neither the text nor its replacement was found.
     ``spots`` are the offsets where it was found, ``done`` those where its replacement was found.
     ``scope`` names the function that was searched, and ``start`` is the offset of that function.
     """
@@ -119,4 +120,5 @@ def drift(
     expected = "expected 1"
     if done:
         expected = f"and what replaces it {len(done)} times"
-    return altered(f"{path}:{lines}: {anchor!r} {count}, {expected}")
+    kind = DriftError if spots or done else MissingError
+    return altered(f"{path}:{lines}: {anchor!r} {count}, {expected}", kind)

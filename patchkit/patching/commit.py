@@ -70,12 +70,10 @@ def commit_plan(
     tree = workspace.tree
     texts = plan.texts
     verdicts = tuple(map(mark_applied, plan.verdicts))
-    files = {}
-    for path, (before, after) in texts.items():
-        files[path] = (digest(before), digest(after))
-    seen = dict(tree.seen)
-    for path in texts:
-        seen.pop(path, None)
+    files = {
+        path: (digest(before), digest(after)) for path, (before, after) in texts.items()
+    }
+    seen = {path: sha256 for path, sha256 in tree.seen.items() if path not in texts}
 
     ledger = Ledger(
         patchkit=__version__,
@@ -324,14 +322,10 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
 
 def _rows_of(files: Mapping[str, bytes]) -> _Rows:
     """Return sha256 and size (bytes) of files, for the rows of a RECORD."""
-    rows = {}
-    for path, data in files.items():
-        rows[path] = (digest(data), len(data))
-    return rows
+    return {path: (digest(data), len(data)) for path, data in files.items()}
 
 
 def _encode_texts(texts: Mapping[str, str | None]) -> _Contents:
-    contents: _Contents = {}
-    for path, text in texts.items():
-        contents[path] = None if text is None else text.encode()
-    return contents
+    return {
+        path: None if text is None else text.encode() for path, text in texts.items()
+    }

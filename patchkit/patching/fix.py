@@ -74,9 +74,8 @@ class Need:
         ]
 
     def covers(self, version: Version) -> bool:
-        """Return whether a release needs the fix. A pre-release counts as its release too."""
-        names = (str(version), version.base_version)
-        return any(SpecifierSet(self.versions).filter(names, prereleases=True))
+        """Return whether a release needs the fix. A pre-release counts as its release."""
+        return SpecifierSet(self.versions).contains(version.base_version)
 
 
 required = partial(Need, severity=Severity.REQUIRED)  # releases fail without the fix

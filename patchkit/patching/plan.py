@@ -11,7 +11,7 @@ from itertools import chain
 from packaging.version import Version
 
 from patchkit.edit.splice import Edit, git_diff, splice
-from patchkit.errors import AbsentError, DriftError, UsageError
+from patchkit.errors import AbsentError, DriftError, MissingError, UsageError
 from patchkit.frozen import frozen
 from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
 from patchkit.patching.fix_file import explain_failure
@@ -145,12 +145,14 @@ class _Expectation:
     """What the version table says about a fix in a release, before the code is read.
 
     ``known``: the table has the release. ``needed``: the release needs the fix. ``too_old``: the
-    release is older than every release that needs the fix.
+    release is older than every release that needs the fix. ``early``: a tree between two releases,
+    of which the later one is the first that needs the fix; the code may not be there yet.
     """
 
     known: bool
     needed: bool
     too_old: bool
+    early: bool
     severity: Severity
 
 
@@ -164,7 +166,8 @@ def judge(
 
     The version table selects the fix, the code decides, and for a known release both must agree;
     otherwise the verdict is DRIFTED. In an unknown pre-release, and in a fork, code that is absent
-    is no drift, but code in another form is. A user's patch has no version table: the code decides.
+    is no drift, but code in another form is, except between two releases of which only the later
+    needs the fix: there the code alone decides. So it does for a user's patch, which has no table.
     """
     if not fix.needs:
         return _judge_patch(fix, tree, request)
@@ -179,9 +182,10 @@ def judge(
     if reason := _off_reason(fix, severity, request):
         return _judge_off(fix, tree, request, expected, reason)
 
+    not_there = MissingError if expected.early else AbsentError
     try:
         finding = fix.look(tree, request)
-    except AbsentError as error:
+    except not_there as error:
         return _judge_absent(fix, tree, request, expected, error)
     except DriftError as error:
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
@@ -233,20 +237,21 @@ def _expect(
 ) -> _Expectation:
     """Return what the version table says about a fix."""
     kind = "installed" if tree.kind == "installed" else "source"
+    release = recipe.following(tree.version)
     need = fix.need(tree.version, request.arch, kind)
+    need = need or fix.need(release, request.arch, kind)
     needs = fix.needs_of(request.arch, kind)
 
-    # A pre-release of the first release that needs the fix counts as that release (Need.covers).
     # A release newer than the last is not excluded: its code has to show upstream's solution.
-    begins = list(chain.from_iterable(candidate.begins for candidate in needs))
-    base_version = Version(tree.version.base_version)
-    is_before_all = bool(begins) and base_version < min(begins)
+    begins = chain.from_iterable(candidate.begins for candidate in needs)
+    first = min(begins, default=Version("0"))
 
     latest = (needs or fix.needs)[-1]
     return _Expectation(
         known=recipe.knows(tree.version),
         needed=need is not None,
-        too_old=need is None and is_before_all,
+        too_old=need is None and release < first,
+        early=tree.version < first <= release,
         severity=(need or latest).severity,
     )
 
@@ -283,7 +288,7 @@ def _judge_absent(
     tree: SourceTree,
     request: Request,
     expected: _Expectation,
-    error: AbsentError,
+    error: MissingError,
 ) -> Verdict:
     """Return the verdict on absent code: DRIFTED, or NOT_APPLICABLE in a fork or a pre-release."""
     if foreign := _foreign_file(fix, tree, request):

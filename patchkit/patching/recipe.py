@@ -120,6 +120,13 @@ class Recipe:
         """Return whether the recipe lists this release; a local label such as +cu130 is ignored."""
         return Version(version.public) in self.releases
 
+    def following(self, version: Version) -> Version:
+        """Return the release that a pre-release leads to; the version itself for any other."""
+        later = []
+        if version.is_prerelease and not self.knows(version):
+            later = [release for release in self.releases if release > version]
+        return min(later, default=Version(version.base_version))
+
     def check(self, version: Version) -> None:
         """Raise SourceError, with the reasons, for a release that is not supported."""
         if reasons := self.refusal(version):

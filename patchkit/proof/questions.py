@@ -37,6 +37,7 @@ _KINDS: dict[str, type[PatchkitError]] = {
     for kind in (
         errors.AbsentError,
         errors.DriftError,
+        errors.MissingError,
         errors.ProofError,
         errors.SourceError,
         errors.StorageError,

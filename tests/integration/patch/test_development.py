@@ -23,19 +23,19 @@ CHECKS = (PYTHON, "csrc/**/*marlin*/*.cu")
 
 @pytest.fixture
 def mixed(tree, release, rewrite):
-    """A tree of the newer release, called ``version``, with the older one's files of patterns."""
+    """A tree of the newer release, named ``version``, with the older one's files of patterns."""
 
-    def make(version, *patterns):
-        root = tree(NEWER)
+    def make(version, *patterns, older=OLDER, newer=NEWER):
+        root = tree(newer)
         for place in [place for pattern in patterns for place in root.glob(pattern)]:
-            older = release(OLDER) / place.relative_to(root)
-            if older.exists():
-                rewrite(place, older.read_bytes())
+            earlier = release(older) / place.relative_to(root)
+            if earlier.exists():
+                rewrite(place, earlier.read_bytes())
             else:
                 place.unlink()
         metadata = (root / "PKG-INFO").read_text()
-        assert metadata.count(f"\nVersion: {NEWER}\n") == 1
-        changed = metadata.replace(f"\nVersion: {NEWER}\n", f"\nVersion: {version}\n")
+        assert metadata.count(f"\nVersion: {newer}\n") == 1
+        changed = metadata.replace(f"\nVersion: {newer}\n", f"\nVersion: {version}\n")
         rewrite(root / "PKG-INFO", changed)
         return root
 
@@ -65,6 +65,33 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
     assert f"{COMMIT}.cu130.gb10.p" in (root / "setup.py").read_text()
     revert(root, "vllm")
     assert snapshot(root) == pristine
+
+
+@pytest.mark.parametrize(
+    ("version", "ring", "state"),
+    [
+        # As four commits of February and March 2026: the reader of the ring came after them.
+        ("0.18.0rc1.dev3+g1234567", ("vllm/**/shm_broadcast.py",), "not-applicable"),
+        ("0.17.2.dev3+g1234567", ("vllm/**/shm_broadcast.py",), "not-applicable"),
+        # A commit after that reader.
+        ("0.17.2.dev3+g1234567", (), "apply"),
+    ],
+)
+def test_a_label_before_or_after_the_code_yields_to_the_code(
+    version, ring, state, mixed, recipe, ask
+):
+    root = mixed(version, *ring, older="0.17.1", newer="0.18.0")
+    outcome = apply(root, recipe, ask(only={"shm_spin"}), dry_run=True)
+    [verdict] = [each for each in outcome.verdicts if each.fix.id == "shm_spin"]
+    assert verdict.state.value == state
+    excuse = f"{version} is not in the table; decided by the code alone"
+    if ring:
+        assert "'busy_loop_s: float = 1,' found 0 times" in verdict.reason
+        excuse = (
+            f"shm_spin is left out: {version} is no release, and has no code for it"
+        )
+    assert verdict.note == excuse
+    assert len(outcome.proofs) == (not ring)
 
 
 @pytest.mark.parametrize(

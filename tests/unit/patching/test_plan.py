@@ -108,12 +108,8 @@ def states(plan):
         ("0.12.0", STOCK, "apply", "a.txt: has 'old\\n'"),
         # Before the first need nobody looks at the code.
         ("0.11.2", STOCK, "not-applicable", "not needed in 0.11.2"),
-        (
-            "0.11.3.dev4+gabc1234",
-            STOCK,
-            "not-applicable",
-            "not needed in 0.11.3.dev4+gabc1234",
-        ),
+        ("0.11.3", STOCK, "not-applicable", "not needed in 0.11.3"),
+        ("0.11.2.dev4+gabc", STOCK, "not-applicable", "not needed in 0.11.2.dev4+gab"),
     ],
 )
 def test_a_known_release_and_its_code_must_agree(version, text, state, reason, plan_of):
@@ -125,17 +121,20 @@ def test_a_known_release_and_its_code_must_agree(version, text, state, reason, p
 
 
 @pytest.mark.parametrize(
-    ("version", "needed"),
+    ("version", "needed", "early"),
     [
-        ("0.12.0rc1", True),
-        ("0.12.0.dev3+gabc1234", True),
-        ("0.19.1.dev3+gabc1234", True),
-        ("0.20.0rc1", False),
-        ("0.33.1.dev5+g123abc", False),
-        ("1.0", False),
+        # Between 0.11.2 and 0.12.0, which is the first that needs it.
+        ("0.11.3.dev4+gabc1234", True, True),
+        ("0.12.0rc1", True, True),
+        ("0.12.0.dev3+gabc1234", True, True),
+        ("0.12.1.dev3+gabc1234", True, False),
+        ("0.19.1.dev3+gabc1234", True, False),
+        ("0.20.0rc1", False, False),
+        ("0.33.1.dev5+g123abc", False, False),
+        ("1.0", False, False),
     ],
 )
-def test_the_code_alone_decides_for_other_versions(version, needed, plan_of):
+def test_the_code_alone_decides_for_other_versions(version, needed, early, plan_of):
     expected = {
         STOCK: State.APPLY,
         PATCHED: State.APPLIED if needed else State.UPSTREAM,
@@ -148,6 +147,12 @@ def test_the_code_alone_decides_for_other_versions(version, needed, plan_of):
             verdict.note == f"{version} is not in the table; decided by the code alone"
         )
     [verdict] = plan_of([fix_of("a")], "neither\n", version).verdicts
+    left_out = f"a is left out: {version} is no release, and has no code for it"
+    state, note = (State.NOT_APPLICABLE, left_out) if early else (State.DRIFTED, "")
+    assert (verdict.state, verdict.note) == (state, note)
+    assert verdict.reason.startswith("a.txt:1: 'old' found 0 times, expected 1")
+    # Code that is there, but not as any release has it, is drift in every tree.
+    [verdict] = plan_of([fix_of("a")], "old\nold\n", version).verdicts
     assert verdict.state is State.DRIFTED
 
 
@@ -156,6 +161,7 @@ def test_the_code_alone_decides_for_other_versions(version, needed, plan_of):
     [
         ("0.19.1", "drifted"),
         ("0.34.0", "drifted"),
+        ("0.11.3.dev4+gabc1234", "not-applicable"),
         ("0.12.0.dev3+gabc1234", "not-applicable"),
         ("0.33.1.dev5+g123abc", "not-applicable"),
     ],
