@@ -11,7 +11,7 @@ from patchkit.frozen import frozen
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
-"""Values of ``UnitState.active``: RUNNING for a unit that runs or starts, OFF for any other."""
+"""Values of ``UnitState.active``: RUNNING if a unit runs or starts, OFF if it does not run."""
 
 _STUCK = (
     "dead",

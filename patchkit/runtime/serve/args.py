@@ -46,12 +46,17 @@ from patchkit.runtime.serve.rule_facts import fill_rules
 from patchkit.target import DEFAULT_TARGET
 
 SHARE = "--gpu-memory-utilization"
-_FROM_PRESET = ("preset", "drafter")  # origins of flags that a release may lack
+# Origins of flags that a release may lack: such a flag is left out, with a note.
+_FROM_PRESET = ("preset", "drafter")
 
 
 @frozen
 class ServeFlag:
-    """One flag; ``value`` is "" for a bare flag. ``origin`` is a rule's id or "preset"."""
+    """A flag; ``value`` is "" for a bare flag.
+
+    ``origin`` is the id of a rule, "preset", or "recipe" for a flag of upstream's recipe that the
+    command lacks.
+    """
 
     flag: str
     value: str
@@ -67,7 +72,11 @@ class ServeFlag:
 
 @frozen
 class ServeCommand:
-    """A `vllm serve` command; ``left_out`` are flags not set on purpose, ``off`` inactive rules."""
+    """A `vllm serve` command with what a user should know about it.
+
+    ``left_out`` are flags that are not set on purpose, each with its reason. ``off`` are the rules
+    that apply but are off.
+    """
 
     request: ServeRequest
     flags: tuple[ServeFlag, ...]
@@ -83,7 +92,7 @@ class ServeCommand:
 
     @property
     def limits(self) -> Names:
-        """Return the notes on memory and speed alone."""
+        """Return only the notes on memory and speed."""
         flags = {flag.flag: flag.value for flag in self.flags}
 
         return (
@@ -95,10 +104,11 @@ class ServeCommand:
 def serve_args(
     request: ServeRequest, rules: FlagRules, home: Path | None = None
 ) -> ServeCommand:
-    """Return the command that serves a model.
+    """Return the command that serves a model on a node.
 
-    Raises UsageError for a wrong request, HostError if the model does not fit or the release cannot
-    serve it, DriftError if the release lacks a flag that a rule sets.
+    ``home`` is the folder of the node's vLLM: if it is given, its flags count instead of those of
+    the release. Raises UsageError for a wrong request, HostError if the model does not fit or the
+    release cannot serve it, DriftError if the release lacks a flag that a rule sets.
     """
     check_model(request.model, request.node)
     check_rank(request)
@@ -124,7 +134,7 @@ def serve_args(
     kept.sort(key=lambda flag: order.index(flag.flag))
     values = {flag.flag: flag.value for flag in kept}
 
-    # Only now is the share known: a rule, the preset or the user may set it.
+    # The share of the memory is only known now, since a rule, the preset or the user may set it.
     share = float(values.get(SHARE, rules.memory.share))
     fit = measure_fit(request, share, drafts=DRAFTING in values)
     if fit:
@@ -157,7 +167,10 @@ def serve_args(
 
 
 def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
-    """Return the rules that apply. Raises UsageError for a rule of --with that does not apply."""
+    """Return the rules that apply, with their facts filled in.
+
+    Raises UsageError if --with or --without names no rule, or --with one that does not apply.
+    """
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     candidates = select_entries(rules.rules, request.node.situation)
     fitting = tuple(fill_rules(candidates, request))
@@ -175,7 +188,7 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
-    """Return a fault of this release with this model as advice."""
+    """Return a fault of the release with the model as advice."""
     release = f"on vLLM {request.node.vllm} " if fault.when else ""
     return Advice(
         id=fault.id,
@@ -214,9 +227,10 @@ def _choose_flags(
     rules: FlagRules,
     refused: Values,
 ) -> dict[str, ServeFlag]:
-    """Return the flags of the rules, the preset and --with, by name; the later one overrides.
+    """Return name → flag for the flags of default rules, the preset and --with.
 
-    ``refused`` has the ``FLAG VALUE`` of the preset that a limit forbids.
+    A later one of these three replaces an earlier one. The keys of ``refused`` are the ``FLAG
+    VALUE`` of the preset that a limit forbids; these are not chosen.
     """
     chosen = {
         rule.flag: _flag_of_rule(rule, rule.value) for rule in active if rule.default
@@ -232,7 +246,7 @@ def _choose_flags(
             chosen[name] = _flag(preset, name, value, reason, "preset")
 
     if not request.memory.shared:
-        # A Spark's share leaves the CPU its part; vLLM divides a GPU's own memory itself.
+        # The share leaves memory for the CPU, and is only needed if CPU and GPU share it.
         chosen.pop(SHARE, None)
 
     for rule in active:
@@ -243,7 +257,7 @@ def _choose_flags(
 
 
 def _join_parts(chosen: Mapping[str, ServeFlag]) -> dict[str, ServeFlag]:
-    """Merge each FLAG.KEY into the JSON value of FLAG: vLLM would let FLAG.KEY replace FLAG."""
+    """Merge each FLAG.KEY into the JSON value of FLAG, since vLLM would let it replace FLAG."""
     joined = {name: flag for name, flag in chosen.items() if "." not in name}
 
     for name, part in chosen.items():
@@ -284,7 +298,7 @@ def _flag(
 def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
     """Return why the release does not take a flag, "" if it does.
 
-    Raises DriftError if the flag is a rule's, or the preset is for a build of its own.
+    Raises DriftError instead if the flag is a rule's, or if the preset is for a special build.
     """
     trouble = _find_lack(flag, node.vllm, home)
     if not trouble:
@@ -314,7 +328,8 @@ def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
     values = {flag.flag: flag.value}
     if flag.flag == DRAFTING:
         for key, setting in read_json(dict[str, Any], flag.value).items():
-            # The keys are also checked as flags: the drafting model may choose its own kernels.
+            # A key may have a flag's name, for example to choose kernels for the drafting model. So
+            # its value is also checked as that flag's.
             values[f"{DRAFTING}.{key}"] = str(setting)
             values[f"--{key.replace('_', '-')}"] = str(setting)
 
@@ -331,7 +346,11 @@ def _unlike_recipe(
     values: Values,
     refused: Values,
 ) -> Iterator[ServeFlag]:
-    """Yield each setting of upstream's GB10 recipe that the command lacks, with the reason."""
+    """Yield each setting of upstream's recipe for a GB10 that the command lacks, with the reason.
+
+    ``values`` are the flags of the command, and ``refused`` has reasons for flags left out. Yield
+    nothing unless the preset is one of patchkit's.
+    """
     if preset is None or preset not in load_presets():
         return
 
@@ -350,7 +369,7 @@ def _unlike_recipe(
 
 
 def _refusal_notes(refused: Values, unlike: Iterable[ServeFlag]) -> Iterator[str]:
-    """Yield the flags that are left out, and those that differ from upstream's recipe."""
+    """Yield notes on flags that are left out, and on those that differ from upstream's recipe."""
     for setting, reason in refused.items():
         yield f"{setting} is left out: {reason}"
 

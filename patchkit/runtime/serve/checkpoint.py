@@ -1,4 +1,4 @@
-"""Read the config of a checkpoint, and the names, types and sizes of its tensors."""
+"""Read the config of a checkpoint, and the names, types, shapes and sizes of its tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchkit.runtime.serve.model import Environment, download_folder
 PLAIN = ("BF16", "F16")
 """Types of 16 bits: a tensor of these types is not quantised."""
 
-# Names in the configs of different models, and in their tensors.
+# Names that different models use in their configs and for their tensors.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
@@ -36,7 +36,7 @@ _LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
 
 @frozen
 class Tensor:
-    """A tensor; ``size`` is in bytes, ``layer`` None outside the numbered layers."""
+    """A tensor. ``size`` is in bytes; ``layer`` is None if it is outside the numbered layers."""
 
     name: str
     dtype: str
@@ -47,10 +47,11 @@ class Tensor:
 
 @frozen
 class Checkpoint:
-    """The config and the tensors of a folder; in ``config``, ``text_config`` overrides the rest.
+    """The config and the tensors of a checkpoint.
 
-    ``aside`` are the names of tensors for drafting, images and audio, which are not read for every
-    token. ``reads`` is the number of bytes of weights that are read for a token.
+    In ``config``, the values of ``text_config`` have replaced those of the whole. ``aside`` are the
+    names of tensors that are not read for every token: for drafting, images and audio. ``reads``
+    are the bytes of weights that are read for a token.
     """
 
     config: Mapping[str, Any]
@@ -72,9 +73,10 @@ class Checkpoint:
 
 
 def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
-    """Return the checkpoint in a folder or a download, None if none can be read.
+    """Return the checkpoint that ``model`` names: a folder, or a download of a repository.
 
-    Of several, the one with the most bytes read for a token is returned.
+    If there are several, return the one with the most bytes read for a token. Return None if none
+    can be read.
     """
     checkpoints = []
     snapshots = download_folder(model, environment).glob("snapshots/*")
@@ -86,9 +88,9 @@ def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the checkpoint in a folder. Raises an error of ``_NO_CHECKPOINT`` if it is unusable."""
+    """Read the checkpoint in a folder. Raises one of ``_NO_CHECKPOINT`` if it cannot be used."""
     config = read_json(dict[str, Any], (folder / "config.json").read_bytes())
-    # text_config overrides the config, except architectures: it may name other classes.
+    # text_config may name other architectures, but those of the whole model count.
     architectures = tuple(config.get("architectures") or ())
     config |= {**config.get("text_config", {}), "architectures": architectures}
 
@@ -105,7 +107,8 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
             layer=int(layer[1]) if layer else None,
         )
 
-        # Layers after the last one draft; image and audio parts work on prompts, not on each token.
+        # Layers beyond num_hidden_layers are for drafting. Image and audio parts work on prompts,
+        # not on each token.
         is_beyond = layer and int(layer[1]) >= int(config["num_hidden_layers"])
         if is_beyond or _ASIDE.search(name):
             aside.append(name)
@@ -121,11 +124,11 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_headers(folder: Path) -> dict[str, Any]:
-    """Return the safetensors header (type, shape, offsets) of each tensor.
+    """Return tensor → its safetensors header: type, shape and offsets.
 
-    Raises ValueError if a file is missing.
+    Raises ValueError if a file of the checkpoint is missing.
     """
-    # Prefer model*: some repositories have the weights again as consolidated.safetensors.
+    # Some repositories have the same weights again as consolidated.safetensors.
     paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
     headers: dict[str, Any] = {}
     for path in paths:
@@ -144,7 +147,7 @@ def _read_headers(folder: Path) -> dict[str, Any]:
 
 
 def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
-    """Return the bytes of weights that a token reads: all, but of experts those it is sent to."""
+    """Return the bytes of weights that are read for a token: all, but only the chosen experts."""
     experts = max(config.get(key) or 0 for key in _EXPERTS)
     experts_per_token = max(config.get(key) or 0 for key in _EXPERTS_PER_TOKEN)
 

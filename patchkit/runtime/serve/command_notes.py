@@ -1,4 +1,4 @@
-"""Word what a user should know of a command: the model, its size, what flags mean."""
+"""Write the notes on a command: about the model, its size, and what its flags mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK_DRAFTERS = ("dflash", "dspark")  # each sequence drafts a block of tokens
 
 
 def flag_notes(values: Values) -> Iterator[str]:
-    """Yield what some flags mean: code that runs, and how many sequences draft at once."""
+    """Yield notes on flags that make vLLM run code, and on drafting."""
     for name in values:
         if risk := find_code_risk(name):
             yield f"{name}: {risk}"
@@ -33,7 +33,7 @@ def flag_notes(values: Values) -> Iterator[str]:
 
 
 def _drafting_limit_notes(drafting: Mapping[str, Any], values: Values) -> Iterator[str]:
-    """Yield that too few tokens are batched for all sequences to draft, by config/vllm.py."""
+    """Yield a note if too few tokens are batched for all sequences to draft (config/vllm.py)."""
     depth = drafting.get("num_speculative_tokens")
     if drafting.get("method") not in _BLOCK_DRAFTERS or not isinstance(depth, int):
         return
@@ -72,7 +72,7 @@ def model_notes(request: ServeRequest) -> Iterator[str]:
 
 
 def _weight_notes(request: ServeRequest) -> Iterator[str]:
-    """Yield who says how large the model is, and what it was weighed against."""
+    """Yield notes on the source of the weights' size, and on the memory they must fit into."""
     weights = request.weights
     if request.node.preset is None and request.folder_gib is None:
         more = "" if weights else ", and whether it fits was not checked"
@@ -89,7 +89,7 @@ def _weight_notes(request: ServeRequest) -> Iterator[str]:
 
 
 def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
-    """Yield what a preset takes, and how well it is known to work."""
+    """Yield notes on what a preset needs, and on how well it is known to work."""
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
     if preset.measured_with and not within(vllm, f">={preset.measured_with}"):

@@ -1,7 +1,7 @@
 """Warn if the KV cache of one whole context does not fit beside the weights.
 
-vLLM itself fails only after minutes of loading. The estimate is the least that attention keeps of
-a token. There is no warning for a model whose config describes another kind of cache.
+vLLM itself only fails after minutes of loading. The estimate is a lower bound: what full attention
+keeps for each token. There is no warning for a model whose config describes another kind of cache.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from patchkit.units import BYTES_PER_GIB
 LENGTH = "--max-model-len"
 CACHE_TYPE = "--kv-cache-dtype"
 _FULL = "full_attention"
-_LENGTH_DIGITS = 15  # of a length at most: more tokens than any model has
+_LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many tokens
 
-# How keys of configs begin that are about a compressed or shared cache, or one of a fixed size.
+# Beginnings of keys in configs of models whose cache is compressed, shared, or of a fixed size.
 _OTHER_CACHE = ("compress", "index_", "hybrid", "num_kv_shared")
 _RECURRENT = ("mamba", "ssm_", "linear_")
 
@@ -52,7 +52,7 @@ def context_notes(
 
 
 def _read_count(config: Mapping[str, Any], key: str) -> int:
-    """Return a whole number from a config, 0 if it is missing or anything else."""
+    """Return a whole number from a config, 0 if the key is missing or has another value."""
     try:
         return whole_number(config.get(key))
     except ValueError:
@@ -60,7 +60,7 @@ def _read_count(config: Mapping[str, Any], key: str) -> int:
 
 
 def _token_bytes(config: Mapping[str, Any], flags: Mapping[str, str]) -> float:
-    """Return the bytes that one token takes in the cache of a node, 0 if unknown."""
+    """Return the bytes that a token takes in the cache of one node, 0 if unknown."""
     cache_bytes = load_flag_rules().memory.cache_bytes
     value_bytes = cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
     tensor_parts = int(flags.get("--tensor-parallel-size", 1))
@@ -88,7 +88,7 @@ def _full_layers(config: Mapping[str, Any]) -> int:
 def _layer_values(config: Mapping[str, Any], parts: int) -> float:
     """Return the number of values that a layer caches per token on one node, 0 if unknown."""
     if rank := _read_count(config, "kv_lora_rank"):
-        # Multi-head latent attention: every node keeps the whole cache.
+        # With multi-head latent attention, every node keeps the whole cache.
         return rank + _read_count(config, "qk_rope_head_dim")
 
     queries = _read_count(config, "num_attention_heads")

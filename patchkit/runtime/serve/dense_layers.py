@@ -1,7 +1,7 @@
-"""Find dense layers of a quantised checkpoint that are in 16 bits and that vLLM can use in 8.
+"""Find dense layers of a quantised checkpoint that are in 16 bits, and that vLLM can convert to 8.
 
-Layers have vLLM's names, after fusing: vLLM matches a pattern against the fused layer, not against
-its parts (``find_matching_patterns``).
+Layers have the names that they have in vLLM after fusing, since vLLM matches patterns with the
+fused layer, not with its parts (``find_matching_patterns``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from patchkit.frozen import frozen
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
-_BLOCK = 32  # MXFP8 has a scale of one byte for as many weights
-_LEAST_SIDE = 128  # in FlashInfer's kernel
+_BLOCK = 32  # weights for which MXFP8 has one scale of one byte
+_LEAST_SIDE = 128  # rows and columns that FlashInfer's kernel needs at least
 _PLAIN_BYTES = 2
 _MXFP8_BYTES = 1 + 1 / _BLOCK
 
 PartsByLayer = Mapping[int, Sequence[Tensor]]
-"""The number of a layer → the tensors that vLLM fuses to one of its dense layers."""
+"""Number of a layer → the tensors that vLLM fuses into one of its dense layers."""
 
 
 @frozen
@@ -32,7 +32,10 @@ class DenseLayers:
 
 
 def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
-    """Return the convertible 16-bit layers, None if there are none or no expert is quantised."""
+    """Return the 16-bit dense layers to convert; None if there are none or no expert is quantised.
+
+    ``nodes`` is the number of nodes over which each layer is divided.
+    """
     experts = [tensor for tensor in checkpoint.tensors if ".experts." in tensor.name]
     if all(tensor.dtype in (*PLAIN, "F32") for tensor in experts):
         return None
@@ -47,7 +50,7 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
             if _can_convert(parts, nodes)
         }
 
-        # One pattern if all layers are convertible; else the name of each convertible layer.
+        # One pattern is enough if the dense layer can be converted in all numbered layers.
         is_everywhere = len(convertible) == len(parts_by_layer)
         places = ["*"] if convertible and is_everywhere else list(convertible)
         targets += [f"*model.layers.{place}.{layer}" for place in places]
@@ -62,7 +65,7 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
 
 
 def _dense_layer_names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return vLLM's names of dense layers of the checkpoint's architecture."""
+    """Return vLLM's names of the dense layers in the checkpoint's architecture."""
     architectures = set(checkpoint.config["architectures"])
     for row in load_flag_rules().dense:
         if not architectures.isdisjoint(row.architectures):
@@ -72,10 +75,10 @@ def _dense_layer_names(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _find_layer_parts(layer: str, tensors: Iterable[Tensor]) -> PartsByLayer:
-    """Return the tensors of a dense layer, named as vLLM names it: ``attn.qkv_proj``."""
+    """Return the tensors of a dense layer; ``layer`` is its name in vLLM: ``attn.qkv_proj``."""
     parent, _dot, name = layer.rpartition(".")
 
-    # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
+    # In checkpoints of gpt-oss, vLLM's attn is called self_attn. GPTQ calls weights qweight.
     parts = "|".join(load_flag_rules().dense_parts.get(name, (name,)))
     tensor_name = re.compile(
         rf"\.(?:self_)?{re.escape(parent)}\.(?:{parts})\.q?weight\w*$"

@@ -20,7 +20,8 @@ from patchkit.runtime.serve.request import LOCAL, ServeRequest
 CHOICES = ("local", "cable", "lan")
 _LAN_KINDS = ("ethernet", "wifi")
 
-# Address of all interfaces (accepted, never chosen) → address for a client on this machine.
+# Addresses that stand for all interfaces → the address for a client on this machine. patchkit never
+# chooses such an address, but a user may.
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
@@ -38,7 +39,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
 
 
 def _cable_address(node: Node, host: Host) -> str:
-    # The head's address can be on the LAN while the data goes over the cable.
+    # The address of the head may be one on the LAN, although the data goes over the cable.
     is_head_on_cable = node.attachment.data == node.attachment.netdev
     if node.head and is_head_on_cable:
         return node.head
@@ -54,7 +55,7 @@ def _cable_address(node: Node, host: Host) -> str:
 
 
 def _lan_address(host: Host) -> str:
-    """Return the only permanent address of the interfaces that are in no QSFP cage.
+    """Return the only permanent IPv4 address of Ethernet and Wi-Fi interfaces outside QSFP cages.
 
     Raises HostError if there is none, UsageError if there are several.
     """

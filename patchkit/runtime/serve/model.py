@@ -1,8 +1,8 @@
-"""Find what a model is (a preset's, a folder, another one, or a slip), and the memory it gets.
+"""Find the preset, the folder and the memory of a model.
 
-A Spark has one pool that CPU and GPU share, and NVML does not say how large it is; other GPUs have
-memory of their own, and NVML says how much. A size that is not known is not checked, and a note
-says so.
+A Spark has one memory that CPU and GPU share, and NVML does not tell its size. Other GPUs have
+their own memory, and NVML tells its size. If a size is unknown, it is not checked, and a note says
+so.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from patchkit.target import DEFAULT_TARGET, targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
 Environment = Mapping[str, str]
-SPARK = "a Spark"  # the device whose memory counts where no other machine's is known
+SPARK = "a Spark"  # the device whose memory is assumed if that of the host is not known
 _UNCHECKED = "whether it fits was not checked:"
 
 
 def choose_preset(
     model: str, named: str | None, environment: Environment
 ) -> Preset | None:
-    """Return the preset called ``named``, or without a name that of the model; None for no preset.
+    """Return the preset for a model, None if it has none.
 
-    Raises UsageError for an unknown preset, or a model whose name is only similar to a preset's.
+    ``named`` is the preset that the user names: ``none`` means no preset, None means the model's.
+    Raises UsageError for an unknown preset, or if the model is unknown and its name is similar to
+    that of a preset.
     """
     if named == "none":
         return None
@@ -62,7 +64,7 @@ def choose_preset(
 
 
 def download_folder(model: str, environment: Environment) -> Path:
-    """Return the folder into which huggingface_hub downloads a model; it may not exist."""
+    """Return the folder into which huggingface_hub downloads a model. It need not exist."""
     user_cache = f"{environment.get('HOME', '')}/.cache/huggingface"
     home = environment.get("HF_HOME") or user_cache
     cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
@@ -71,13 +73,16 @@ def download_folder(model: str, environment: Environment) -> Path:
 
 
 def weights_gib(model: str, environment: Environment) -> float | None:
-    """Return the GiB of a checkpoint in a folder, or of its largest download; None for none."""
+    """Return the GiB of weights in a model's folder or largest snapshot, None if there are none.
+
+    Only files named ``*.safetensors`` count.
+    """
     snapshots = download_folder(model, environment).glob("snapshots/*")
     largest = 0
 
     for folder in (Path(model), *snapshots):
         paths = folder.glob("*.safetensors")
-        # Skip links to blobs that are not downloaded yet or not readable.
+        # Skip links to blobs that are not downloaded yet or cannot be read.
         files = [path for path in paths if os.access(path, os.R_OK)]
         largest = max(largest, sum(file.stat().st_size for file in files))
 
@@ -86,10 +91,10 @@ def weights_gib(model: str, environment: Environment) -> float | None:
 
 @frozen
 class MemoryPool:
-    """The memory that a model must fit into; ``gib`` is None where it is unknown.
+    """The memory that a model must fit into; ``gib`` is None if its size is unknown.
 
-    ``shared`` says that CPU and GPU share it, else it is the GPU's alone; ``whose`` names the
-    device. ``note`` is what a user should know of the check, "" for nothing.
+    ``shared`` says that CPU and GPU share it; otherwise it is the GPU's alone. ``whose`` names the
+    device. ``note`` tells a user which size was used and why, "" for the host's own size.
     """
 
     gib: float | None
@@ -99,7 +104,10 @@ class MemoryPool:
 
 
 def memory_pool(host: Host, node: Node) -> MemoryPool:
-    """Return the memory of this host, or the assumed memory of the device of ``node.target``."""
+    """Return the memory of the host, or an assumed one if the node is for another device.
+
+    It is also assumed if the host does not tell the size of its memory or has no GPU.
+    """
     target = targets().get(host.target)
     is_unified = target is not None and target.unified
 
@@ -127,7 +135,7 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
 
 
 def _assumed_pool(device: str, reason: str) -> MemoryPool:
-    """Return a Spark's memory for a Spark, unknown memory for another device."""
+    """Return the known size for a Spark, and an unknown size for another device."""
     if device != DEFAULT_TARGET:
         note = f"{_UNCHECKED} {reason}, and {device}'s memory is not known here"
         return MemoryPool(gib=None, shared=True, whose=device, note=note)

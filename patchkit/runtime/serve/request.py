@@ -1,4 +1,4 @@
-"""Describe the model that a node serves, and check the request and the memory."""
+"""Describe what a node is to serve, and check this request and whether the model fits."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from patchkit.runtime.serve.model import MemoryPool
 from patchkit.runtime.serve.weights import Weights, find_weights
 
 LOCAL = "127.0.0.1"
-MASTER_PORT = 29501  # of vLLM, by default
-_MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
+MASTER_PORT = 29501  # vLLM's default
+_MOST_NODES = 8  # if more were needed, more Sparks are not advised
 
 
 @frozen
 class ServeRequest:
-    """A model and the node that serves it, or a part of it.
+    """A model, and the node that serves it or a part of it.
 
-    ``memory``: what the model must fit into.
-    ``rank``: the node's number, None for the only one that it can have.
-    ``folder_gib``: the size of a local checkpoint or of a download, None where there is none.
-    ``checkpoint``: what that checkpoint says of itself.
-    ``architectures``: the classes that a checkpoint on another machine names.
-    ``drafter_gib``: the size of the checkpoint that drafts.
+    ``memory``: the memory that the model must fit into.
+    ``rank``: the node's number, None if its role decides it.
+    ``folder_gib``: the size of the weights in a local folder or download, None if there are none.
+    ``checkpoint``: the config and the tensors of these weights.
+    ``architectures``: the classes in the config of a checkpoint on another machine.
+    ``drafter_gib``: the size of a second checkpoint, which drafts.
     ``stacks``: the folder for stacks of a frozen server, "" for none.
     ``frozen``: the seconds after which a frozen server is restarted, 0 for never.
     ``choice``: the rules about flags that the user turns on and off.
-    ``master_port``: where the ranks meet, at the head's address.
+    ``master_port``: the port, at the head's address, where the ranks meet.
     """
 
     model: str
@@ -54,19 +54,19 @@ class ServeRequest:
 
     @property
     def weights(self) -> Weights | None:
-        """Return the size of the weights, None where nobody names one."""
+        """Return the size of the weights, None if it is unknown."""
         return find_weights(
             self.model, self.node.preset, self.folder_gib, self.node.quantization
         )
 
     @property
     def number(self) -> int:
-        """Return the rank; where it is not given, 0 for the head and 1 for a worker."""
+        """Return the rank. If none is given, it is 1 for a worker and 0 otherwise."""
         return int(self.node.role == "worker") if self.rank is None else self.rank
 
 
 def check_model(model: str, node: Node) -> None:
-    """Raise UsageError if the text names no model, or several."""
+    """Raise UsageError if a text cannot be the name of a model, or names a preset ambiguously."""
     # `vllm serve` would take a name that begins with a dash for an option.
     if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
@@ -87,7 +87,7 @@ def check_model(model: str, node: Node) -> None:
 
 
 def check_rank(request: ServeRequest) -> None:
-    """Raise UsageError for a node that cannot have this rank."""
+    """Raise UsageError if the node of a request cannot have its rank."""
     node = request.node
     is_worker = node.role == "worker"
 
@@ -114,14 +114,14 @@ def check_rank(request: ServeRequest) -> None:
 
 
 def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
-    """Return the faults that may affect this model in this release.
+    """Return the faults that may affect the model with the node's release of vLLM.
 
-    Raises HostError if all packages that cause a fault are installed.
+    Raises HostError if a fault is certain, since all packages that cause it are installed.
     """
     node = request.node
     names = [request.model]
     if node.preset:
-        # A folder may have any name; --preset says what lies in it.
+        # A folder may have any name, but --preset tells which model is in it.
         names.append(node.preset.id)
 
     architectures = request.architectures
@@ -130,7 +130,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
 
     faults = broken_for(names, architectures, node.situation)
     for fault in faults:
-        # All packages that cause the fault are known to be installed.
+        # Certain if a version of each package that causes it is known to be installed.
         if fault.installed and all(map(node.situation.get, fault.installed)):
             packages = [f"{name} {node.situation[name]}" for name in fault.installed]
             here = " and ".join(packages)
@@ -145,9 +145,10 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
 
 @frozen
 class Fit:
-    """The GiB of all weights of a model, and the room for them on each of ``nodes``.
+    """The GiB of all weights of a model, and the room for weights on each of ``nodes`` nodes.
 
-    ``fitting_nodes`` is the least number of such nodes that hold the weights, 0 for none.
+    ``fitting_nodes`` is the least number of such nodes that can hold the weights, 0 if no number
+    can.
     """
 
     weights_gib: float
@@ -161,14 +162,17 @@ class Fit:
 
     @property
     def left_gib(self) -> float:
-        """Return the GiB that a node has free beside its part of the weights."""
+        """Return the GiB that a node has left beside its part of the weights."""
         return self.room_gib - self.weights_gib / self.nodes
 
 
 def measure_fit(
     request: ServeRequest, share: float, *, drafts: bool = False
 ) -> Fit | None:
-    """Return how the weights fit ``share`` of the memory, None if a size is unknown."""
+    """Return how the weights fit into ``share`` of the memory, None if a size is unknown.
+
+    ``drafts`` says that the checkpoint that drafts is also loaded.
+    """
     weights = request.weights
     pool = request.memory
     if weights is None or pool.gib is None:
@@ -177,12 +181,12 @@ def measure_fit(
     drafter_gib = request.drafter_gib or 0
     gib = weights.gib + drafter_gib * drafts
 
-    # Weights are not all: activations and a least KV cache come out of the same share.
+    # The same share must also hold activations and a least KV cache.
     room = pool.gib * share - load_flag_rules().memory.margin_gib
     fitting_nodes = math.ceil(gib / room) if room > 0 else 0
 
     preset = request.node.preset
-    # The preset knows that one Spark does not hold the model; a lower limit of the size does not.
+    # A lower bound of the size may fit one Spark although the preset says that the model does not.
     if preset and not preset.single and pool.shared and weights.is_least:
         fitting_nodes = max(fitting_nodes, preset.nodes)
 
@@ -220,7 +224,7 @@ def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
 
 
 def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
-    """Return alternatives to a model that does not fit, the best first."""
+    """Return hints for a model that does not fit, the best first: other nodes, another model."""
     preset = request.node.preset
     instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
 

@@ -1,4 +1,7 @@
-"""Say the most tokens per second for one stream: the memory's bandwidth over what a token reads."""
+"""Estimate the most tokens per second for one stream.
+
+The estimate is the bandwidth of the memory, divided by the bytes that are read for a token.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from patchkit.target import DEFAULT_TARGET, targets
 
 
 def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
-    """Yield the most tokens per second for one stream; nothing where no figure for it is known."""
+    """Yield a note with the most tokens per second for one stream, if the figures are known."""
     preset = request.node.preset
     checkpoint = request.checkpoint
     prefix = ""
@@ -32,7 +35,7 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     if not (read_gb and device and device.bandwidth and request.memory.shared):
         return
 
-    # A pipeline's nodes read in turns.
+    # Only tensor parallelism adds bandwidth: the nodes of a pipeline read one after the other.
     nodes = int(flags.get("--tensor-parallel-size", 1))
     speed = device.bandwidth * nodes
     place = f"{nodes} nodes" if nodes > 1 else "one node"

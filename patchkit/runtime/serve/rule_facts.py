@@ -13,7 +13,7 @@ from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import ServeRequest
 
 _FACT = re.compile(r"\{(\w+)\}")
-# How the names of flags and keys of configs begin that are about Mamba and GDN layers.
+# Beginnings of names of flags and of keys in configs that are about Mamba and GDN layers.
 _RECURRENT = ("mamba", "ssm_", "linear_")
 
 
@@ -28,11 +28,12 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
         "port": str(request.port),
         "master_port": str(request.master_port),
         "stacks": request.stacks,
-        # Stacks are there before the server is killed; without an end vLLM's own default.
+        # Half of the time, so that the stacks are written before the server is killed. If it is
+        # never killed, vLLM's own default of 300 s.
         "hung": str(request.frozen // 2 or 300),
         "watched": "/metrics" if request.frozen else "",
         "drafter": drafter.setting,
-        # The blocks of attention are multiples of 16.
+        # The blocks of the attention cache are multiples of 16 tokens.
         "match_unit": "16" if _is_recurrent(request) else "",
         "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
         **_dense_facts(request),
@@ -51,7 +52,7 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
 
 
 def _is_recurrent(request: ServeRequest) -> bool:
-    """Return whether flags or config of the model are about Mamba or GDN layers."""
+    """Return whether flags of the preset or keys of the config are about Mamba or GDN layers."""
     preset = request.node.preset
     names = [flag.lstrip("-") for flag in (preset.flags if preset else ())]
 
@@ -61,7 +62,11 @@ def _is_recurrent(request: ServeRequest) -> bool:
 
 
 def _dense_facts(request: ServeRequest) -> dict[str, str]:
-    """Return the dense layers in 16 bits, and the GB that a token reads with and without them."""
+    """Return the facts about dense layers in 16 bits, each "" if there are none.
+
+    ``dense`` is the flag's value to convert them; ``reads`` and ``less`` are the GB that are read
+    for a token without and with the conversion.
+    """
     checkpoint = request.checkpoint
     dense = checkpoint and find_dense_layers(checkpoint, request.node.nodes)
     if not checkpoint or not dense:
@@ -76,9 +81,9 @@ def _dense_facts(request: ServeRequest) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """The JSON of ``--speculative-config``, "" if nothing drafts.
+    """A way of drafting: ``setting`` is the JSON for ``--speculative-config``, "" for none.
 
-    ``is_default`` says that it drafts unless a user turns it off.
+    ``is_default`` says that it is on unless the user turns it off.
     """
 
     setting: str
@@ -86,7 +91,7 @@ class Drafter:
 
 
 def find_drafter(request: ServeRequest) -> Drafter:
-    """Return the drafter of the preset, or without a preset that of upstream's recipe."""
+    """Return the drafter of the preset or, without a preset, of upstream's recipe."""
     preset = request.node.preset
     if preset:
         setting = str(preset.flags.get(DRAFTING) or "")
@@ -97,7 +102,7 @@ def find_drafter(request: ServeRequest) -> Drafter:
 
 
 def _shares_plain_head(request: ServeRequest, drafter: Drafter) -> bool:
-    """Return whether the drafter is on and reads the model's own head, which is in 16 bits."""
+    """Return whether the drafter is on and shares the model's head, and the head is in 16 bits."""
     checkpoint = request.checkpoint
     if checkpoint is None or not checkpoint.has_plain_head:
         return False
@@ -107,6 +112,6 @@ def _shares_plain_head(request: ServeRequest, drafter: Drafter) -> bool:
     if not is_on_by_default and "drafter" not in choice.wanted:
         return False
 
-    # With a second checkpoint the drafter may have a head of its own.
+    # A drafter from a second checkpoint may have its own head.
     config: dict[str, object] = json.loads(drafter.setting or "{}")
     return config.get("method") == "mtp" and "model" not in config

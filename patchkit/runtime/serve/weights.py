@@ -1,4 +1,4 @@
-"""Weigh a model by its files, its preset, upstream's recipe, or as a last resort its name."""
+"""Find the size of a model's weights: by files, preset, upstream's recipe, or else by its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from patchkit.units import BYTES_PER_GIB
 _BITS_PER_BYTE = 8
 _UNITS = {"b": 10**9, "t": 10**12}
 
-# 122B of Qwen3.5-122B-A10B; not A10B, which a token reads, nor 8x7B, whose experts share layers.
+# 122B in Qwen3.5-122B-A10B. It does not match A10B (the parameters read for a token), nor 8x7B
+# (whose experts share layers, so that the product would be too large).
 _PARAMETERS = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])")
 _BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -20,9 +21,9 @@ _WORDS = re.compile(r"[a-z0-9]+")
 
 @frozen
 class Weights:
-    """The size of a model's weights; ``source`` says who names it.
+    """The size of a model's weights; ``source`` says, in words, where it is from.
 
-    ``is_least`` says that they may be larger, ``from_name`` that the name alone tells.
+    ``is_least`` says that the size is a lower bound, ``from_name`` that only the name tells it.
     """
 
     gib: float
@@ -34,7 +35,10 @@ class Weights:
 def find_weights(
     model: str, preset: Preset | None, folder_gib: float | None, quantization: str = ""
 ) -> Weights | None:
-    """Return the size of the weights from the best source, None if no source has it."""
+    """Return the size of the weights from the best source, None if no source tells it.
+
+    ``folder_gib`` is the size of local files. ``quantization`` is that of the model, "" if unknown.
+    """
     if folder_gib:
         return Weights(gib=folder_gib, source="its files")
     if preset and preset.weights_gib:
@@ -52,13 +56,14 @@ def find_weights(
 
 
 def _weigh_name(model: str, quantization: str) -> Weights | None:
-    """Return the least size that the parameters and bits in a model's name can mean."""
+    """Return the least size that a model with this name can have, None if the name tells none."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
     if not sizes:
         return None
 
-    # A name may say as well how many tokens it was trained on, or of which model it was distilled.
+    # Other numbers in a name may be the tokens of its training, or the size of a model that it was
+    # distilled from. The smallest number is safe for a lower bound.
     parameters = min(sizes)
     memory = load_flag_rules().memory
     words = [*_WORDS.findall(name), quantization]
