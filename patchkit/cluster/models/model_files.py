@@ -28,8 +28,7 @@ CACHE = ".cache"
 """The folder inside a model's folder in which hf and patchkit keep their records."""
 
 RECORD = f"{CACHE}/patchkit/model.json"
-"""Path of the record of a model's files. A fetch writes it first, so a check knows what is missing.
-"""
+"""The path of the record. A fetch writes it first, so that a check knows which are missing."""
 
 # Folders with the same weights in formats that vLLM does not load, and with logs of training.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}

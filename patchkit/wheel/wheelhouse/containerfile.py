@@ -1,4 +1,4 @@
-"""Write a Containerfile that installs a filled wheelhouse, with its commands. Pure."""
+"""Make a Containerfile that installs a filled wheelhouse, and the commands that build it. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
-# By the CPU of a wheelhouse.
+# CPU of a wheelhouse → platform of an image.
 PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}
 _IMAGE = "vllm-wheelhouse"
 CACHE_HOME = "/home/vllm/.cache/patchkit"
-"""The folder of caches of the image's user."""
+"""The folder in the image for the caches of its user."""
 _NCCL = "nvidia-nccl-cu13"
-# Fails unless libnccl is loaded from the wheelhouse alone. The shell has it in single quotes.
+# Python that fails unless the only libnccl in the process is that of the wheelhouse. A shell gets
+# it in single quotes, so it contains none.
 _NCCL_SMOKE = (
     "import ctypes, glob; "
     'ctypes.CDLL(*glob.glob("/opt/vllm/lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2")); '
     'found = {l.split()[-1] for l in open("/proc/self/maps") if "libnccl.so" in l}; '
     'assert [p.startswith("/opt/vllm/") for p in found] == [True], found; print(*found)'
 )
-# Reference of an image: host, path, a tag, a digest. Nothing of it ends a line or a word.
+# References of images, with characters that cannot end a line or a word of a Containerfile.
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,400}@sha256:[0-9a-f]{64}")
 _TAGGED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,400}")
 _FOLDER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./-]{0,200}")
@@ -36,14 +37,14 @@ _PYTHON = re.compile(r"3\.\d{1,2}")
 
 @frozen
 class Containerfile:
-    """Hold the text, and the platform that it is for: ``linux/arm64``."""
+    """The text of a Containerfile, and the platform of its image: ``linux/arm64``."""
 
     text: str
     platform: str
 
 
 def check_image(image: str, *, pinned: bool) -> None:
-    """Raise UsageError unless this names an image, by its digest if it has to be pinned."""
+    """Raise UsageError unless a text names an image; if ``pinned``, it must name its digest."""
     if _PINNED.fullmatch(image):
         return
     if not _TAGGED.fullmatch(image):
@@ -64,11 +65,11 @@ def containerfile(
     folder: str,
     caches: Mapping[str, str],
 ) -> Containerfile:
-    """Return the file for a wheelhouse that lies in ``folder`` of the build's context.
+    """Return the Containerfile for a wheelhouse in the folder ``folder`` of the build's context.
 
-    ``caches`` are the variables of vLLM's caches below CACHE_HOME. Raises SourceError if the
-    wheelhouse is not filled, or is for several machines; UsageError for a folder that does not fit
-    into a line of the file.
+    ``base`` is the image to build on. ``caches`` maps variables of vLLM to folders for its caches,
+    below CACHE_HOME. Raises SourceError if the wheelhouse is not filled, or for several machines;
+    UsageError if the folder has characters that a line of the file cannot hold.
     """
     if not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
         raise UsageError(
@@ -96,7 +97,10 @@ def containerfile(
 
 
 def _filled_node(manifest: Manifest) -> tuple[str, str]:
-    """Return the Python and the CPU that the wheelhouse is filled for."""
+    """Return the Python and the CPU that a wheelhouse is filled for: ``3.12``, ``aarch64``.
+
+    Raises SourceError if it only locks wheels, or is not filled for exactly one machine.
+    """
     locked = [wheel.filename for wheel in manifest.wheels if wheel.kind is Kind.LOCKED]
     if locked:
         raise SourceError(
@@ -123,7 +127,7 @@ def _filled_node(manifest: Manifest) -> tuple[str, str]:
 
 
 def _smoke_test(projects: Collection[str]) -> str:
-    """Return the Python statements that import the installed packages."""
+    """Return Python statements that import the installed packages, to test the image."""
     statements = [f"import {name}" for name in ("torch", "vllm") if name in projects]
     if _NCCL in projects:
         statements.append(_NCCL_SMOKE)
@@ -131,9 +135,9 @@ def _smoke_test(projects: Collection[str]) -> str:
 
 
 def build_lines(platform: str, file: Path) -> Iterator[list[str]]:
-    """Yield the command of each builder, for the folder that holds the wheelhouse.
+    """Yield the command of each builder (docker, podman, buildah), to be run in the context.
 
-    Times of files are those of 1970, so that the same wheelhouse makes the same layers.
+    All files get the date 1970-01-01, so that the same wheelhouse makes the same layers.
     """
     named = ["--platform", platform, "--file", str(file), "--tag", _IMAGE]
 

@@ -1,4 +1,4 @@
-"""Record and lift overrides of a wheelhouse, and choose the NCCL to build for its wheels."""
+"""Record and remove overrides of a wheelhouse, and choose the NCCL to build for its wheels."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from patchkit.wheel.wheelhouse.storage import (
 
 
 def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
-    """Return the override that a user wants: take ``takes`` in the place of the pin.
+    """Return the override with which a wheelhouse takes ``takes`` in the place of what it pins.
 
-    If the user gives no reason, the reason is a known bug of the pinned release, if there is one.
-    Raises UsageError if no wheel pins the project, if the version is not later than the pinned one,
-    or for torch, which other wheels are compiled against; SourceError if the recipe refuses this
-    NCCL.
+    If the user gives no reason, it is a known bug of the pinned release, if there is one. Raises
+    UsageError if no wheel pins the project or several differ, if the version is not later than the
+    pinned one, if the reason is not one line, or for a project that others are compiled against,
+    such as torch; SourceError if the recipe refuses this NCCL.
     """
     pins = pins_in(house)
 
@@ -100,7 +100,7 @@ def _checked_reason(reason: str) -> str:
 
 
 def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
-    """Return the reason in a known bug of the pinned release, or words that say there is none."""
+    """Return the known bug of the pinned release as a reason, or words for an unknown reason."""
     for override in known_overrides(pins, ()):
         if override.pin == pin:
             return override.reason
@@ -108,9 +108,9 @@ def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
 
 
 def record_override(house: Path, override: Override) -> bool:
-    """Write an override into the manifest; it replaces an earlier override of the project.
+    """Write an override into the manifest, in the place of an earlier one of the project.
 
-    Return False if the manifest already has exactly this override. Raises StorageError, BusyError.
+    Return False if the manifest has exactly this override already. Raises StorageError, BusyError.
     """
     with open_for_writing(house):
         listed = listed_manifest(house)
@@ -149,9 +149,9 @@ def known_overrides(
     pins: Iterable[WheelPin],
     recorded: Iterable[Override],
 ) -> tuple[Override, ...]:
-    """Return the overrides that known bugs of a pinned NCCL suggest.
+    """Return overrides to suggest: of pinned releases of NCCL that have a known bug.
 
-    A project that has a recorded override gets no suggestion.
+    A project that has a ``recorded`` override gets no suggestion.
     """
     overridden = {override.takes.project for override in recorded}
 
@@ -180,9 +180,9 @@ PACKAGE = "nvidia-nccl-cu13"  # the name of the NCCL that is built here
 def default_version(house: Path) -> tuple[Version, str]:
     """Return the NCCL to build for the wheels in a wheelhouse, and the reason in words.
 
-    The first of these decides: an override; a torch wheel, which pins NCCL; a vLLM wheel, which
-    pins a torch, whose NCCL the recipe knows; the recipe's default. Raises UsageError if two wheels
-    want different versions, an override is for other wheels, or a wheel cannot be read.
+    The first of these decides: an override; the pin in a torch wheel; the pin that the recipe
+    records for the torch that a vLLM wheel pins; the recipe's default. Raises UsageError if two
+    wheels want different versions, if an override has no effect, or if a wheel cannot be read.
     """
     reasons = _required_nccl(house)
     if not reasons:
@@ -202,7 +202,7 @@ def default_version(house: Path) -> tuple[Version, str]:
 
 
 def require_wanted(house: Path, version: Version) -> None:
-    """Raise UsageError if the wheels in a wheelhouse want another NCCL than ``version``."""
+    """Raise UsageError if the wheels in a wheelhouse want an NCCL, but not this version."""
     reasons = _required_nccl(house)
     if not reasons or Version(version.public) in reasons:
         return
@@ -223,7 +223,7 @@ def require_wanted(house: Path, version: Version) -> None:
 
 
 def _required_nccl(house: Path) -> dict[Version, str]:
-    """Return version → reason for each NCCL that an override or the wheels want."""
+    """Return version → reason for the NCCL that an override takes, or else that wheels pin."""
     pins = pins_in(house)
     overrides = listed_manifest(house).overrides
 

@@ -35,9 +35,9 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 TORCH = "torch"
-# The projects whose pins decide which other wheels are built or downloaded.
+# Projects whose pins decide which other wheels are built or downloaded.
 _LEADING = (TORCH, "vllm")
-# From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
+# The name ends with the major version of CUDA. Wheels of torch pin cu13 from 2.11 on.
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
 
 
@@ -46,7 +46,7 @@ class ListedWheel:
     """A wheel that the manifest lists.
 
     ``metadata`` is None if the wheel was not read, for example if it is only locked. ``binaries``
-    are empty unless patchkit built the wheel, since other wheels are not judged.
+    are its libraries if patchkit built it; libraries of other wheels are not read.
     """
 
     entry: ManifestEntry
@@ -111,10 +111,10 @@ def _read_wheel(entry: ManifestEntry, path: Path) -> ListedWheel:
 
 @frozen
 class WheelPin:
-    """A pin and its origin: ``by`` is the project that pins (``torch 2.11.0``).
+    """A pin and its origin: ``by`` is the release that has the pin (``torch 2.11.0``).
 
-    ``wheel`` is the file name of the wheel that leads to the pin by its requirement ``requires``:
-    the pin itself, or the torch that pins.
+    ``wheel`` is the file name of the wheel in the wheelhouse that leads to the pin, and
+    ``requires`` its requirement that does so: the pin itself, or a torch that has the pin.
     """
 
     pin: ExactPin
@@ -132,10 +132,10 @@ def wheel_pins(
     wheels: Iterable[WheelMetadata],
     locked: Iterable[WheelName] = (),
 ) -> tuple[WheelPin, ...]:
-    """Return the pins of vLLM's and torch's wheels.
+    """Return the pins of the wheels of vLLM and torch.
 
-    If no torch is among ``wheels``, the recipe's pins of a torch are added: the torch that a wheel
-    requires, or else the torch that is only ``locked``.
+    If no torch is among ``wheels``, add the pin of NCCL that the recipe records for the torch that
+    a wheel requires, or else for a torch that is only ``locked``.
     """
     leading = [wheel for wheel in wheels if wheel.name.project in _LEADING]
     pins = [pin for wheel in leading for pin in _own_pins(wheel)]
@@ -173,7 +173,10 @@ def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
 
 
 def pins_in(house: Path) -> tuple[WheelPin, ...]:
-    """Return the pins of the wheels in a folder. Raises UsageError if a wheel cannot be read."""
+    """Return the pins of the wheels of vLLM and torch in a wheelhouse; () if it does not exist.
+
+    Raises UsageError if a wheel cannot be read.
+    """
     if not house.is_dir():
         return ()
     wheels = []
@@ -191,7 +194,7 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
 
 
 def _read_requirements(path: Path) -> WheelMetadata:
-    """Read a wheel's metadata. Raises UsageError if its requirements cannot be read."""
+    """Read a wheel's metadata. Raises UsageError if it is damaged or malformed."""
     try:
         with WheelFile(path) as wheel:
             metadata = read_metadata(wheel)
@@ -212,7 +215,7 @@ def without_effect(
     overrides: Iterable[Override],
     pins: Sequence[WheelPin],
 ) -> Iterator[tuple[Override, str]]:
-    """Yield each override whose pin no wheel has any more, and the present pins in words."""
+    """Yield each override whose pin no wheel has, and the pins that wheels have now, in words."""
     for override in overrides:
         project = override.pin.project
         present = [pin for pin in pins if pin.pin.project == project]
@@ -228,7 +231,7 @@ def require_effect(
     overrides: Iterable[Override],
     pins: Sequence[WheelPin],
 ) -> None:
-    """Raise UsageError if no wheel has the pin that an override replaces."""
+    """Raise UsageError if there is an override whose pin no wheel has."""
     for override, now in without_effect(overrides, pins):
         raise UsageError(
             f"{house}: its override of {override.pin} has no effect: {now}",
@@ -247,7 +250,7 @@ def find_disagreements(
     wheels: Sequence[ListedWheel],
     overrides: Sequence[Override],
 ) -> tuple[Finding, ...]:
-    """Return a finding, each once, for everything that keeps the wheels from working together."""
+    """Return findings, each only once, about everything that keeps wheels from working together."""
     findings = [
         finding(
             UsageError,
@@ -268,7 +271,7 @@ def find_disagreements(
         findings += _find_cuda_clash(cpu, group)
         findings += _find_device_clash(cpu, group)
 
-    # A wheel for any CPU is in every group, and would be reported once for each.
+    # A wheel for any CPU is in every group, so its findings may be there several times.
     return tuple(dict.fromkeys(findings))
 
 
@@ -278,7 +281,7 @@ def _find_other_nccl(
 ) -> Iterator[Finding]:
     """Yield a finding if NCCL is not the version that torch pins according to the recipe.
 
-    If torch's own METADATA was read, ``_find_unmet_needs`` compares the two instead.
+    If the METADATA of a torch wheel was read, yield nothing: ``_find_unmet_needs`` uses that.
     """
     nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
     has_torch = any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels)
@@ -327,7 +330,7 @@ def find_contradicted(
         version = wheel.name.version
         if wheel.name.project != pin.project:
             continue
-        # Compared without the label, which a wheel that was built here has.
+        # Compared without the label, such as +gb10.0a1b2c, that a wheel of patchkit has.
         if Version(version.public) != pin.version:
             yield finding(
                 UsageError,
@@ -339,7 +342,7 @@ def find_contradicted(
 
 
 def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
-    """Return the pins of wheels, also of a torch that is only locked."""
+    """Return the pins of listed wheels, also for a torch that is only locked."""
     read = [wheel.metadata for wheel in wheels if wheel.metadata]
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
@@ -366,7 +369,7 @@ def _find_unmet_needs(
 ) -> Iterator[Finding]:
     """Yield a finding for each requirement that the other wheels do not meet.
 
-    A requirement that no wheel is for counts only in a complete lock.
+    A requirement of a project without a wheel only counts if the wheelhouse was filled.
     """
     by_project = {wheel.name.project: wheel for wheel in wheels}
     # Before a fill there are only built wheels, and an index provides their dependencies.
@@ -374,7 +377,7 @@ def _find_unmet_needs(
 
     for wheel in wheels:
         for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
-            # Its marker is met.
+            # The marker is left out, since it is met.
             need = f"needs {str(requirement).partition(';')[0].strip()}"
             specifier = requirement.specifier
             neighbour = by_project.get(canonicalize_name(requirement.name))
@@ -398,9 +401,10 @@ def _find_unmet_needs(
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:
-    """Return the commands that replace a wheel by ``version``, or that keep a later one.
+    """Return the commands that replace a wheel by ``version``, for a hint.
 
-    A dependency is resolved anew; a wheel that was built here is built again.
+    A dependency is resolved anew, and a wheel that patchkit built is built again. For an NCCL that
+    is later than ``version``, the hint also has the command that keeps it.
     """
     house = wheel.path.parent
     if not wheel.built:
@@ -426,7 +430,10 @@ def _applicable_requirements(
     cpu: str,
     wheels: Sequence[ListedWheel],
 ) -> Iterator[Requirement]:
-    """Yield the requirements whose markers hold on a CPU, for the Python of the lock if known."""
+    """Yield the requirements whose markers hold on a CPU.
+
+    The Python is that of the node that the wheelhouse was filled for, or else this one.
+    """
     if metadata is None:
         return
 
@@ -440,7 +447,7 @@ def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, st
     environment = {key: str(value) for key, value in default_environment().items()}
     environment["platform_machine"] = cpu
 
-    # No extra is installed.
+    # With "", requirements of extras do not count.
     environment["extra"] = ""
 
     for wheel in wheels:
@@ -483,7 +490,7 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
 
 
 def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:
-    """Return the major version of each CUDA that built libraries need → a wheel that needs it."""
+    """Return major version of CUDA → a wheel, for each version that built libraries need."""
     return {
         major: wheel.name.filename
         for wheel in wheels

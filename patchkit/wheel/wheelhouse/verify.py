@@ -1,4 +1,4 @@
-"""Verify a wheelhouse, and remove from it what does not belong there."""
+"""Verify a wheelhouse, and remove files from it that do not belong there."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ from patchkit.wheel.wheelhouse.storage import (
 
 
 def check_files(house: Path) -> tuple[Finding, ...]:
-    """Find everything that is wrong with the files of a wheelhouse; ``verify`` looks into them.
+    """Return findings about the files of a wheelhouse: missing, changed, unlisted or left over.
 
-    Raises SourceError, StorageError, BusyError.
+    The device code of wheels is not judged. Raises as ``load_manifest`` does.
     """
     with open_for_reading(house):
         manifest = listed_manifest(house)
@@ -99,7 +99,7 @@ def _find_unlisted(house: Path, listed_names: Collection[str]) -> Iterator[Findi
 def _find_rivals(house: Path, listed_names: Collection[str]) -> Iterator[Finding]:
     for pair in combinations(wheels_there(house), 2):
         if rivals(*pair):
-            # The wheel that nobody made here has to go.
+            # Of the two, the finding is about the one that is not listed.
             gone, listed = sorted(pair, key=lambda name: name.filename in listed_names)
             yield finding(
                 UsageError,
@@ -134,7 +134,7 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
         return
 
     faults = [*_find_change(path, entry)]
-    # Wheels that others released are as they are: their sha256 is all that there is to say.
+    # Of a wheel that others released, only the sha256 is checked: it is used as it is.
     if entry.kind is Kind.BUILT:
         faults += find_faults(path)
     for fault in faults:
@@ -142,7 +142,7 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
 
 
 def _make_again(house: Path, entry: ManifestEntry) -> str:
-    """Return the command that makes a wheel again, for hints."""
+    """Return, for a hint, how to make a wheel again."""
     if entry.kind is not Kind.BUILT:
         return wheelhouse_command("fill", house)
     if entry.facts.get("made") != "repack":
@@ -155,7 +155,7 @@ def _make_again(house: Path, entry: ManifestEntry) -> str:
 
 def _find_change(path: Path, entry: ManifestEntry) -> Iterator[str]:
     size = path.stat().st_size
-    # The size comes first: a file that was cut short need not be hashed.
+    # The size is compared first, so that a file that was cut short need not be hashed.
     if entry.held and size != entry.size:
         yield f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
         return
@@ -169,7 +169,7 @@ def _find_change(path: Path, entry: ManifestEntry) -> Iterator[str]:
 
 
 def find_leftovers(house: Path) -> Iterator[Finding]:
-    """Find files and folders that interrupted runs left."""
+    """Yield a finding for each file or folder that an interrupted run left."""
     prune = wheelhouse_command("prune", house)
     fill = wheelhouse_command("fill", house)
     either = f"{fill}; or: {prune}"
@@ -184,7 +184,10 @@ def find_leftovers(house: Path) -> Iterator[Finding]:
 
 
 def stale_documents(house: Path, manifest: Manifest) -> Iterator[Finding]:
-    """Find documents that are missing, or not those of the listed wheels."""
+    """Yield a finding for each document that is missing or does not match the manifest.
+
+    For an empty manifest without a file, yield nothing.
+    """
     if manifest == Manifest() and not (house / MANIFEST).exists():
         return
 
@@ -203,10 +206,11 @@ def stale_documents(house: Path, manifest: Manifest) -> Iterator[Finding]:
 
 @frozen
 class Verified:
-    """Entries of a wheelhouse and its findings; ``pins`` are the versions of vLLM, torch and NCCL.
+    """The result of verifying a wheelhouse.
 
-    ``unmet`` are pins of its wheels that it does not hold, until it is filled;
-    ``offers`` are overrides that known bugs suggest.
+    ``pins`` maps projects that patchkit built, and torch, triton and NCCL, to their versions.
+    ``unmet`` are pins of wheels for which it has no wheel yet; empty once it is filled. ``offers``
+    are overrides that known bugs suggest.
     """
 
     entries: tuple[ManifestEntry, ...]
@@ -218,13 +222,13 @@ class Verified:
 
 
 def verify_wheelhouse(house: Path) -> Verified:
-    """Find everything that is wrong with a wheelhouse.
+    """Return everything that is wrong with a wheelhouse: its files, its wheels, and how they fit.
 
-    Raises SourceError if there is none, StorageError, BusyError.
+    Raises as ``load_manifest`` does.
     """
     findings = [*check_files(house)]
     manifest = load_manifest(house)
-    # A damaged wheel has its finding already, and is not opened.
+    # A file that has a finding already may be damaged, and is not opened.
     damaged = {finding.where for finding in findings}
     wheels, unread = read_listed_wheels(house, manifest.wheels, damaged)
 
@@ -235,7 +239,7 @@ def verify_wheelhouse(house: Path) -> Verified:
         findings += find_unfit(wheel)
     findings += find_disagreements(house, wheels, manifest.overrides)
 
-    # `find_disagreements` reports what is missing in a wheelhouse that was filled.
+    # In a filled wheelhouse, `find_disagreements` reports missing wheels as findings.
     is_filled = any(not wheel.built for wheel in wheels)
     return Verified(
         entries=manifest.wheels,
@@ -248,7 +252,7 @@ def verify_wheelhouse(house: Path) -> Verified:
 
 
 def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
-    """Return the versions of built wheels, and of torch, triton and NCCL."""
+    """Return project → version for built wheels, and for torch, triton and NCCL."""
     versions = {}
     for wheel in wheels:
         project = wheel.name.project
@@ -273,7 +277,7 @@ def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
 
 
 def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
-    """Find what is wrong with a built wheel for the device that patchkit.json in it names."""
+    """Yield findings about a built wheel on the device that patchkit.json in the wheel names."""
     facts = wheel.metadata.facts if wheel.metadata else {}
     if not wheel.built or not facts:
         return
@@ -340,7 +344,7 @@ def _find_not_native(
 
 
 def _native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
-    """Return the libraries that patchkit.json names under a key; none if it is not as we write."""
+    """Return the libraries that patchkit.json names under a key; none if it has another form."""
     native = facts.get("native")
     names = native.get(key) if isinstance(native, dict) else None
     return names if isinstance(names, dict) else ()
@@ -348,7 +352,7 @@ def _native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A file that was removed, or would be, and why."""
+    """A file that was removed or written anew (in a dry run: would be), and why."""
 
     filename: str
     reason: str
@@ -363,9 +367,10 @@ def prune_wheelhouse(
 ) -> tuple[Pruned, ...]:
     """Remove wheels that are dropped or not listed, and files that an interrupted run left.
 
-    ``drop`` names wheels by file name, project, or project==version. A wheel that is gone is no
-    longer listed, and the three files are written anew. ``force`` sets a journal aside that cannot
-    be read. Raises as ``add_wheel`` does, and SourceError without a manifest.
+    ``drop`` names wheels by file name, project, or project==version. A wheel whose file is gone is
+    taken off the manifest, and the three documents are written anew. ``force`` sets a journal aside
+    that cannot be read. Raises UsageError if ``drop`` names no wheel, SourceError if there are
+    wheels but no manifest, and as ``hold_wheelhouse`` does.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
         cleared = [
@@ -391,7 +396,10 @@ def prune_wheelhouse(
 
 
 def _find_dropped(house: Path, drop: AbstractSet[str]) -> set[str]:
-    """Return the file names of dropped wheels. Raises UsageError for what names no wheel."""
+    """Return the file names of the wheels that ``drop`` names.
+
+    Raises UsageError if a name of it is not that of a wheel.
+    """
     wheels = known_wheels(house)
     unknown = set(drop)
     dropped = set()
@@ -435,7 +443,10 @@ def _plan_removal(
 
 
 def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
-    """Remove leftovers of interrupted runs; a journal is set aside, and verify still reports it."""
+    """Remove what interrupted runs left, and recover the journal.
+
+    With ``force``, a journal that cannot be read is set aside as DAMAGED, which `verify` reports.
+    """
     damaged = house / DAMAGED
     with translated(at=house):
         if damaged.is_symlink():
@@ -446,7 +457,7 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     is_set_aside = force and journal.discard(damaged)
     journal.recover()
 
-    # A link is removed itself: the lock would be taken where it leads.
+    # A link is removed, not followed: the lock would be taken in the folder where it leads.
     filling = house / FILLING
     if filling.is_symlink():
         filling.unlink()
