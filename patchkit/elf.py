@@ -188,7 +188,8 @@ def exports(path: Path, symbol: str) -> bool:
 
 def by_version(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts ``GLIBC_2.4`` before ``GLIBC_2.17``."""
-    # Numbers are cut into nine digits, since int() is slow for the long ones of a hostile file.
+    # Numbers are cut into parts of nine digits, since int() is slow, or refuses, for the long ones
+    # of a hostile file.
     parts = re.findall(r"\d{1,9}|\D+", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 

@@ -18,7 +18,7 @@ Span = tuple[int, int]
 """The positions in a text at which a part of it begins and ends."""
 
 _MASK = "(masked)"
-_SHORTEST_FLAG = 6  # characters of a beginning of a flag that is not ambiguous
+_SHORTEST_FLAG = 6  # characters; a shorter beginning of a flag is ambiguous
 _QUOTES = "'\"`"
 _LONGEST = 4000  # characters of a value
 # A name, and the signs or words between the name and its value. A backslash before a quote is from
@@ -173,7 +173,8 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
     """Yield the spans of secrets behind a name: the value of a flag, of a variable, or of a key."""
     assigns = _ASSIGNS.search(name["sign"]) is not None
     dashes = name["dashes"] or ""
-    # If only a blank or a comma is between, it is a value only in a shell's `set NAME VALUE`.
+    # If only a blank or a comma separates name and value, they count only in a shell's
+    # `set NAME VALUE`.
     if not (dashes or assigns or _is_set_by_shell(text, name)):
         return
 

@@ -87,7 +87,8 @@ def check_room(house: Path, filename: str) -> tuple[str, ...]:
     """Return the names of the wheels that a wheel called ``filename`` would replace.
 
     A build calls this before its long work. Raises UsageError if the wheel cannot be added because
-    of another one, StorageError if nothing can be written into the folder.
+    of another one, SourceError if the name is malformed, StorageError if nothing can be written
+    into the folder.
     """
     check_folder(house)
     return _find_outdated(house, wheel_name(filename))

@@ -79,9 +79,10 @@ def hold_wheelhouse(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_for_reading(folder: Path) -> Iterator[None]:
-    """Lock the folder for reading. Raises as ``hold_wheelhouse``; StorageError for an open change.
+    """Lock the folder for reading.
 
-    A change is open if a run that wrote to the folder was interrupted.
+    Raises as ``hold_wheelhouse`` does, and StorageError if an interrupted run left a change
+    unfinished.
     """
     with hold_wheelhouse(folder):
         wheelhouse_journal(folder).check_finished()
@@ -456,7 +457,7 @@ def _requirements_header(manifest: Manifest) -> str:
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:
-    """Return whether two wheels of one project fit the same CPU, so that pip refuses the lock."""
+    """Return whether two wheels are of one project and fit the same CPU, which pip refuses."""
     if one.project != other.project or one.filename == other.filename:
         return False
 
