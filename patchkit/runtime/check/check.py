@@ -89,8 +89,8 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
 def _check_header(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong with an env file that patchkit wrote; nothing for other files.
 
-    It was edited, its first line has a malformed fact, or it sets a variable that makes vLLM run
-    code and that no rule sets.
+    There is a finding if the file was edited, if its first line has a malformed fact, or if it sets
+    a variable that makes vLLM run code and that no rule sets.
     """
     if not checked.text.startswith(f"# {MARK}"):
         return

@@ -46,10 +46,10 @@ def torch_of(
     requires: Iterable[str],
     members: Collection[str] | None = None,
 ) -> Torch:
-    """Return whether a torch is for CUDA, and for which, judged by its wheel.
+    """Return the torch of a wheel, with the CUDA that the wheel shows it to be for.
 
     ``requires`` are the requirements whose markers hold on the machine. ``members`` are the paths
-    in the wheel, or None if the wheel is not at hand: then a wheel is for CUDA if it requires
+    in the wheel, or None if the file is not there: then a wheel counts as for CUDA if it requires
     NVIDIA's libraries, or if its local version names a CUDA (the wheel holds the libraries then).
     """
     names = [

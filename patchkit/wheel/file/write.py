@@ -166,7 +166,7 @@ def _write_archive(dest: Path, members: Sequence[_Member], progress: Progress) -
 
 
 def set_tag(wheel: bytes, tag: str) -> bytes:
-    """Return the text of a WHEEL file with this one tag, and patchkit as its generator."""
+    """Return a WHEEL file with ``tag`` as its only tag, and patchkit as its generator."""
     fields = _REPLACED.sub(b"", wheel).rstrip(b"\n")
     return fields + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
 

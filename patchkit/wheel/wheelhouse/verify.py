@@ -398,7 +398,7 @@ def prune_wheelhouse(
 def _find_dropped(house: Path, drop: AbstractSet[str]) -> set[str]:
     """Return the file names of the wheels that ``drop`` names.
 
-    Raises UsageError if a name of it is not that of a wheel.
+    Raises UsageError if one of its names is not that of a wheel.
     """
     wheels = known_wheels(house)
     unknown = set(drop)
