@@ -85,8 +85,10 @@ def _take_source(
 ) -> SourceOptions | None:
     """Return the one source that a command line names; remove its options from ``arguments``.
 
-    Returns None if there is no source and none is ``required``. Raises UsageError for several
-    sources, and for a required one that is missing.
+    The version of --source-version goes into the environment variable that detection reads, and
+    setuptools-scm in a build. Returns None if there is no source and none is ``required``. Raises
+    UsageError for several sources, for a required one that is missing, and for a project that the
+    verb does not take.
     """
     specs = _pop_options(arguments, [f"{name}_src" for name in projects()])
     fetching = _pop_options(arguments, ("offline", "sha256", "trusted"))
@@ -107,7 +109,6 @@ def _take_source(
     name, spec = sources[0]
     project = name.removesuffix("_src")
     if version is not None:
-        # A build of the tree reads the variable, too.
         number = str(named_version(version, "for example 0.33.0"))
         os.environ[projects()[project].version_variable] = number
     return SourceOptions(project, spec, **fetching)

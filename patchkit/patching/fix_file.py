@@ -82,7 +82,10 @@ def _causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
-    """Return the error for a file whose code fails, with its last line in the traceback."""
+    """Return the error for a file whose code fails.
+
+    It names the line of the file that is the last in the traceback, or line 1 if none is in it.
+    """
     if isinstance(error, SyntaxError):
         # A SyntaxError names its file, which may be a helper that this file imports.
         place = f"{error.filename}:{error.lineno}"

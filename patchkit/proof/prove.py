@@ -48,7 +48,8 @@ def _check_recognised(fix: Fix, plan: Plan) -> None:
 def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:
     """Yield each fix whose effect can be proved, with the trees to compare.
 
-    The stock tree of a case has the edits of earlier fixes, unless the fix compares from stock.
+    The patched tree is that of the whole plan. The tree before it has the edits of the fixes that
+    come earlier in the plan; it is upstream's own if the fix says ``prove_from_stock``.
     """
     in_effect = [v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT]
     active = frozenset(in_effect)

@@ -439,10 +439,11 @@ def environment_of(link: Path) -> Path:
 
 
 def describe_successor(link: str, served: str) -> str:
-    """Return the words for a link that leads to another installation than a unit serves from.
+    """Return the words for an installation that waits for the next `up`.
 
-    ``served`` is the path of the environment that the unit serves from. Returns "" if the link
-    leads there, or if patchkit did not make it.
+    ``link`` leads to the environment that was installed last, ``served`` is the path of the
+    environment that the unit serves from. Returns "" if both are the same, or if the link leads to
+    an environment that patchkit did not make.
     """
     current = leads_to(Path(link))
     path = Path(served)

@@ -41,8 +41,9 @@ def end_left_nodes(
 ) -> list[str]:
     """Stop and disable the former start on nodes that cluster.toml does not name any more.
 
-    ``states`` are those of the nodes that it names: each knows all nodes of the former start.
-    Returns a warning for each other node where something still runs, or that does not answer.
+    ``states`` are those of the nodes in cluster.toml. The state of any node names all nodes of the
+    former start. Returns a warning for each node that was taken out of the file and where something
+    still runs, or that does not answer.
     """
     name = cluster.file.name
     starts: dict[str, str] = {}

@@ -65,8 +65,9 @@ def judge_check(
 ) -> Finding:
     """Return the result of a check.
 
-    ``check`` is the key in network.toml that has the level and the hint of a check that failed;
-    ``fields`` are filled into the hint. ``about`` is the name that is shown, by default ``check``.
+    ``what`` says what was seen. A check that failed has the hint, and the level (by default error),
+    of the row ``check`` in network.toml; ``fields`` are filled into the hint. ``about`` is the name
+    that is shown, by default ``check``.
     """
     about = about or check
     if passed:

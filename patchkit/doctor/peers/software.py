@@ -115,10 +115,14 @@ def model_findings(
     file: ClusterFile,
     nodes: Sequence[NodeReport],
 ) -> Iterator[Finding]:
-    """Yield for each model whether every node has it whole, and whether all have the same files."""
+    """Yield for each model whether every node has it whole, and whether all have the same files.
+
+    If no node has a model, there is one finding for each node that says so.
+    """
     count = max(len(node.models or ()) for node in nodes)
     if not count:
         yield from map(_without_models, nodes)
+        return
 
     names = ", ".join(node.node for node in nodes)
     for number in range(count):

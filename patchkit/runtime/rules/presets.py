@@ -279,7 +279,8 @@ def named_preset(name: str) -> Preset:
 def suggest_presets(name: str) -> list[str]:
     """Return the presets that the user may mean by a name, for a hint.
 
-    They have the same name and another owner; or they are one slip away; or they begin with it.
+    The first of these that finds any counts: presets of that name, whose owner the user left out;
+    presets whose name is one slip away; presets whose name begins with the given one.
     """
     lower_name = name.lower()
     presets = load_presets()

@@ -126,9 +126,11 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
 def _read_headers(folder: Path) -> dict[str, Any]:
     """Return tensor → its safetensors header: type, shape and offsets.
 
-    Raises ValueError if a file of the checkpoint is missing.
+    Raises ValueError if there are not as many files as their names say (``00001-of-00004``), or if
+    a header is no JSON, or too long.
     """
-    # Some repositories have the same weights again as consolidated.safetensors.
+    # Take all files only if none is called model*: some repositories have the same weights again
+    # as consolidated.safetensors.
     paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
     headers: dict[str, Any] = {}
     for path in paths:

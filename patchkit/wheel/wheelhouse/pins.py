@@ -430,9 +430,10 @@ def _applicable_requirements(
     cpu: str,
     wheels: Sequence[ListedWheel],
 ) -> Iterator[Requirement]:
-    """Yield the requirements whose markers hold on a CPU.
+    """Yield the requirements whose markers hold on a CPU, ``aarch64`` or ``x86_64``.
 
-    The Python is that of the node that the wheelhouse was filled for, or else this one.
+    Markers may ask for the version of Python: it is that of the nodes that the wheelhouse was
+    filled for, or of the Python that runs patchkit if it was not filled yet.
     """
     if metadata is None:
         return
