@@ -36,6 +36,9 @@ from patchkit.errors import PatchkitError, UsageError
 
 # In a checkout, recipes is a link to the folder beside the package; in a wheel, it is a folder.
 RECIPES = Path(__file__).resolve().parent / "recipes"
+RECIPES_VARIABLE = "PATCHKIT_RECIPES"
+"""The variable that names folders of recipes outside the package, separated as in PATH."""
+
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
 _SHOWN = 60  # characters of a refused value that an error shows

@@ -25,8 +25,8 @@ from patchkit.errors import (
 )
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES_VARIABLE
 from patchkit.runtime.rules.secret_texts import mask_secrets
-from patchkit.source.project import RECIPES_VARIABLE
 
 _EPILOG = """\
 \b

@@ -34,8 +34,8 @@ import click
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted, visible
+from patchkit.records import RECIPES_VARIABLE
 from patchkit.runtime.rules.secret_texts import mask_secrets
-from patchkit.source.project import RECIPES_VARIABLE
 
 PATH = click.Path(path_type=Path)
 PRESENT_PATH = click.Path(path_type=Path, exists=True)

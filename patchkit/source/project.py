@@ -16,10 +16,7 @@ from packaging.utils import canonicalize_name
 from patchkit.errors import RecipeError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES, read_toml
-
-RECIPES_VARIABLE = "PATCHKIT_RECIPES"
-"""The variable that names folders of recipes outside the package, separated as in PATH."""
+from patchkit.records import RECIPES, RECIPES_VARIABLE, read_toml
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SPELLING = (

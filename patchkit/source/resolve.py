@@ -17,12 +17,12 @@ from patchkit.durable.signals import committed
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES_VARIABLE
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, named_release
 from patchkit.source.fetch import Progress, fetch, lock_sdist
 from patchkit.source.origin import SourceOrigin, find_origin
 from patchkit.source.project import (
-    RECIPES_VARIABLE,
     example,
     is_shipped,
     projects,

@@ -126,7 +126,7 @@ def test_explain_by_the_text_of_an_error(cli):
     assert "cuda-12-library-missing" in [each["id"] for each in by_part]
     assert "cure" in cli("explain", "cuda-12-library-missing").stdout
     said = cli("explain", "cuda-12-libary-missing", rc=2).stderr
-    assert "did you mean cuda-12-library-missing?" in said
+    assert "patchkit explain cuda-12-library-missing" in said
 
 
 def test_a_line_that_is_quoted_keeps_no_secret(cli, tmp_path):

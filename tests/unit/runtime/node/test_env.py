@@ -171,9 +171,9 @@ def test_json_has_no_secret(tmp_path):
         "--set=NCCL_DEBUG=INFO",
     )
     printed = invoke(*arguments, "--set=HF_TOKEN=", "--with=caches")
-    variables = json.JSONDecoder().raw_decode(printed)[0][
-        "variables"
-    ]  # notes come behind it
+    # Notes come before the document.
+    document = json.loads(printed[printed.index("{") :])
+    variables = document["variables"]
     assert variables["NCCL_DEBUG"] == "INFO"
     assert variables["CUDA_CACHE_PATH"].endswith(
         "/.local/state/patchkit/vllm-0.33.0/cuda"
