@@ -1,0 +1,1 @@
+"""FlashInfer: its releases, and its fixes in the order of ``recipe.toml``."""

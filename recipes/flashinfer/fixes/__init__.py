@@ -1,0 +1,1 @@
+"""The fixes of FlashInfer, one a file, each with one FIX."""

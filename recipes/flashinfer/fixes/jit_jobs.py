@@ -1,0 +1,181 @@
+"""As many compilers at once as memory holds, where ninja starts one for each core and two more."""
+
+from functools import partial
+from textwrap import indent
+from types import SimpleNamespace
+
+from patchkit.recipes import kit
+
+_PATH = "flashinfer/jit/cpp_ext.py"
+_SCOPE = "run_ninja"
+_FUNCTION = '''\
+def _jobs_in_memory(ninja_file: Path) -> Optional[int]:
+    """Return how many compilers fit into the memory that is available; None if unknown."""
+    try:
+        memory = re.search(
+            r"MemAvailable: *(\\d+) kB", Path("/proc/meminfo").read_text()
+        )
+        modules = ninja_file.read_text()
+    except OSError:
+        return None
+    if memory is None:
+        return None
+
+    # GiB that one compiler takes at most: a unit of fused_moe_120 took 8.4, of sampling 1.
+    is_cutlass = re.search(
+        r"^(name = |subninja ).*(cutlass|gemm|moe)", modules, re.MULTILINE
+    )
+    needed = 8.5 if is_cutlass else 1.5
+    # 8 GiB are left to all others: the GPU of a GB10 takes its memory from the same.
+    available = int(memory.group(1)) / 2**20
+    if available < needed:
+        print(
+            f"FlashInfer: a compiler may take {needed} GiB, {available:.1f} are available; "
+            "one at a time is started",
+            file=sys.stderr,
+            flush=True,
+        )
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int((available - 8) / needed)))
+
+
+'''
+_DEF = f"def {_SCOPE}("
+_BEFORE = """\
+if num_workers is not None:
+    command += ["-j", str(num_workers)]
+"""
+_AFTER = f"""\
+if num_workers is None:
+    num_workers = _jobs_in_memory(ninja_file)
+{_BEFORE}"""
+
+
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
+    """Read whether ninja is told how many compilers to start where MAX_JOBS says nothing."""
+    text = tree.read(_PATH)
+    if "MemAvailable" in text and _FUNCTION not in text:
+        return kit.upstream(f"{_PATH}: the memory decides how many compilers run")
+
+    edits = kit.together(
+        partial(
+            kit.swap_text, _PATH, text, _DEF, _FUNCTION + _DEF, note="memory is read"
+        ),
+        partial(kit.swap, _PATH, text, _SCOPE, _BEFORE, _AFTER, note="ninja is told"),
+    )
+    return kit.found(
+        edits,
+        now=f"{_PATH}: ninja starts a compiler for each core and two more",
+        done=f"{_PATH}: ninja starts as many compilers as memory holds",
+    )
+
+
+# A simulated machine: GiB available, cores, MAX_JOBS, what ninja's file says → what ninja is told.
+_MACHINES: tuple[tuple[int, int, str, str, list[str]], ...] = (
+    # A GB10 without a model, and with 75 GB of weights
+    (116, 20, "", "name = fused_moe_120", ["-j", "12"]),
+    (45, 20, "", "name = fp4_gemm_cutlass_sm120", ["-j", "4"]),
+    (45, 20, "", "name = sampling\ncflags = -isystem /cutlass", ["-j", "20"]),
+    (45, 20, "", "subninja /a/sampling\nsubninja /a/gemm_sm120", ["-j", "4"]),
+    # Too little for what is asked
+    (14, 8, "", "name = sampling", ["-j", "4"]),
+    (15, 8, "", "name = fused_moe_120", ["-j", "1"]),
+    (4, 8, "", "name = fused_moe_120", ["-j", "1"]),
+    # The user says how many; no /proc/meminfo says it
+    (45, 20, "6", "name = fused_moe_120", ["-j", "6"]),
+    (0, 20, "", "name = fused_moe_120", []),
+)
+
+
+def prove(case: kit.Case) -> str:
+    """Run the release's own run_ninja on simulated machines, and read what ninja would be told."""
+    questions = [partial(_told, case.patched, *machine[:4]) for machine in _MACHINES]
+    questions.append(partial(_told, case.stock, *_MACHINES[0][:4]))
+    *answers, before = kit.ask(case.patched, questions, list[str])
+
+    expected = [machine[4] for machine in _MACHINES]
+    if answers != expected:
+        raise kit.ProofError(
+            f"{_PATH}: ninja would be told {answers}, expected {expected}",
+            why="the function was edited by hand, or upstream rewrote it",
+        )
+    return (
+        f"ninja is told {' '.join(answers[0])} for CUTLASS in 116 GiB, -j 4 in 45 GiB, -j 1 in 15; "
+        f"before: {' '.join(before) or 'nothing, so 22 on 20 cores'}"
+    )
+
+
+def _told(
+    tree: kit.SourceTree, available: int, cores: int, max_jobs: str, modules: str
+) -> list[str]:
+    """Return the words about jobs in the command that the release's code runs on a machine."""
+    commands: list[list[str]] = []
+    meminfo = f"MemTotal: 1 kB\nMemAvailable: {available * 2**20} kB\n"
+    files = {"/proc/meminfo": meminfo if available else ""}
+    names = {
+        "os": SimpleNamespace(
+            environ={"MAX_JOBS": max_jobs} if max_jobs else {},
+            sched_getaffinity=lambda _process: range(cores),
+        ),
+        "Path": lambda path: SimpleNamespace(read_text=lambda: files[path]),
+        "subprocess": SimpleNamespace(
+            run=lambda command, **_options: commands.append(command),
+            PIPE=None,
+            STDOUT=None,
+        ),
+    }
+
+    code = kit.Code(tree, names)
+    folder = SimpleNamespace(mkdir=lambda **_options: None, resolve=str)
+    ninja_file = SimpleNamespace(read_text=lambda: modules, resolve=str)
+    code.get(_PATH, _SCOPE)(folder, ninja_file, False)
+    (command,) = commands
+    return command[6:]
+
+
+FIX = kit.Fix(
+    id="jit_jobs",
+    title="FlashInfer starts as many compilers as memory holds",
+    symptom="At the first start of a model the Spark hangs, or compilers end with code 137, while "
+    "FlashInfer compiles fused_moe_120 or fp4_gemm_cutlass_sm120.",
+    why="ninja starts a compiler for each core and two more: 22 on a GB10. One takes up to 8.4 GiB "
+    "for CUTLASS, beside the weights in the same memory. With this fix they share what "
+    "/proc/meminfo calls available, without 8 GiB: 8.5 GiB each for modules of CUTLASS, 1.5 for "
+    "others, one at least, and it is said if there is too little for one. MAX_JOBS still decides: "
+    "`patchkit env` sets it for packages without this fix.",
+    needs=(
+        kit.recommended(
+            ">=0.5.2", "22 compilers at once may take the Spark down at the first start"
+        ),
+    ),
+    upstream="flashinfer#3899, #3665 and #3636 (open) do as much; not in 0.7.4",
+    evidence=(
+        kit.Evidence(
+            "what run_ninja tells ninja on nine machines, before and after",
+            "patchkit's proof",
+            "measured",
+        ),
+        kit.Evidence(
+            "8.4 GiB for a unit of fused_moe_120, 6.2 for one of fp4_gemm_cutlass_sm120, up to 1.2 "
+            "for those of sampling, quantization and decode",
+            "0.7.2.post1 compiled for sm_121a by nvcc 13.0.88 on x86-64, peak of one process",
+            "measured",
+        ),
+        kit.Evidence(
+            "3 to 8 GiB each: nvcc killed, NVRM out of memory, or a lockup that a watchdog ends",
+            "flashinfer#3634 and #3899, a GB10 with 0.6.12",
+            "reported",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    majors=(9, 10, 11, 12),
+    examples=(
+        kit.Example(
+            "0.7.2.post1",
+            _PATH,
+            f"{_DEF}ninja_file):\n{indent(_BEFORE, '    ')}",
+            f"{_FUNCTION}{_DEF}ninja_file):\n{indent(_AFTER, '    ')}",
+        ),
+    ),
+)
