@@ -42,8 +42,8 @@ _MADE = (
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
     """Return path below ``reference`` → text of each page.
 
-    Without ``support``, where no release can be had from an index, there is no matrix, but a page
-    that says how each release is verified.
+    Without ``support`` there is no matrix. A project whose releases are on no index has a page that
+    says how each of them is verified.
     """
     home = folder(recipe.project)
     pages = {
@@ -52,12 +52,10 @@ def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
     }
     if support:
         return {"support-matrix.md": matrix(recipe, support), **pages}
-    return {
-        f"{recipe.project}-releases.md": release_page(
-            recipe, load_facts(recipe.project)
-        ),
-        **pages,
-    }
+    facts = load_facts(recipe.project)
+    if facts.releases:
+        pages[f"{recipe.project}-releases.md"] = release_page(recipe, facts)
+    return pages
 
 
 def folder(project: str) -> str:
