@@ -19,7 +19,7 @@ from patchkit.errors import DriftError
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
 from patchkit.patching.user_diff import FileDiff, parse_diff, try_diff
 from patchkit.reading import read_text
-from patchkit.source.project import projects
+from patchkit.source.project import example, projects
 from patchkit.source.tree import SourceTree
 
 _LONGEST_HEAD = 4000  # characters; decoding some megabytes takes all memory
@@ -150,11 +150,11 @@ def _spots_of(edits: Sequence[Edit], tree: SourceTree) -> list[str]:
 def _require_installed(files: Sequence[FileDiff], project: str) -> None:
     """Raise DriftError for a file outside the package's folder: no wheel contains it."""
     for file in files:
-        if not file.path.startswith(f"{project}/"):
+        if not file.path.startswith(f"{projects()[project].package}/"):
             raise DriftError(
                 f"{file.path}: is in no wheel",
                 why="it decides what is compiled, packed or required",
-                hint=f"patchkit build {project} --patch FILE",
+                hint=f"patchkit apply {example(project)} --patch FILE",
             )
 
 
