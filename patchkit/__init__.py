@@ -1,4 +1,4 @@
-"""patchkit: version-aware source patches for vLLM and NCCL on the DGX Spark GB10."""
+"""patchkit: version-aware source patches for vLLM, NCCL and FlashInfer on the DGX Spark GB10."""
 
 from __future__ import annotations
 

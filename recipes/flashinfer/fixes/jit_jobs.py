@@ -70,67 +70,62 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-# A simulated machine: GiB available, cores, MAX_JOBS, what ninja's file says → what ninja is told.
-_MACHINES: tuple[tuple[int, int, str, str, list[str]], ...] = (
-    # A GB10 without a model, and with 75 GB of weights
-    (116, 20, "", "name = fused_moe_120", ["-j", "12"]),
-    (45, 20, "", "name = fp4_gemm_cutlass_sm120", ["-j", "4"]),
-    (45, 20, "", "name = sampling\ncflags = -isystem /cutlass", ["-j", "20"]),
-    (45, 20, "", "subninja /a/sampling\nsubninja /a/gemm_sm120", ["-j", "4"]),
-    # Too little for what is asked
-    (14, 8, "", "name = sampling", ["-j", "4"]),
-    (15, 8, "", "name = fused_moe_120", ["-j", "1"]),
-    (4, 8, "", "name = fused_moe_120", ["-j", "1"]),
-    # The user says how many; no /proc/meminfo says it
-    (45, 20, "6", "name = fused_moe_120", ["-j", "6"]),
-    (0, 20, "", "name = fused_moe_120", []),
-)
+# Simulated machines: GiB available, cores, MAX_JOBS, what ninja is told, what its file says. First
+# a GB10 without weights, then one with 75 GB of them, machines with too little memory, a user's own
+# number, and a system without /proc/meminfo.
+_MACHINES = """\
+116 20 -  12    name = fused_moe_120
+45  20 -  4     name = fp4_gemm_cutlass_sm120
+45  20 -  4     subninja /a/gemm_sm120/build.ninja
+45  20 -  20    name = sampling; includes = -isystem /cutlass
+14  8  -  4     name = sampling
+15  8  -  1     name = fused_moe_120
+4   8  -  1     name = fused_moe_120
+45  20 6  6     name = fused_moe_120
+0   20 -  none  name = fused_moe_120
+""".splitlines()
 
 
 def prove(case: kit.Case) -> str:
     """Run the release's own run_ninja on simulated machines, and read what ninja would be told."""
-    questions = [partial(_told, case.patched, *machine[:4]) for machine in _MACHINES]
-    questions.append(partial(_told, case.stock, *_MACHINES[0][:4]))
-    *answers, before = kit.ask(case.patched, questions, list[str])
+    questions = [partial(_told, case.patched, machine) for machine in _MACHINES]
+    questions.append(partial(_told, case.stock, _MACHINES[0]))
+    *answers, before = kit.ask(case.patched, questions, str)
 
-    expected = [machine[4] for machine in _MACHINES]
+    expected = [machine.split()[3] for machine in _MACHINES]
     if answers != expected:
         raise kit.ProofError(
-            f"{_PATH}: ninja would be told {answers}, expected {expected}",
+            f"{_PATH}: ninja would be told -j {answers}, expected {expected}",
             why="the function was edited by hand, or upstream rewrote it",
         )
     return (
-        f"ninja is told {' '.join(answers[0])} for CUTLASS in 116 GiB, -j 4 in 45 GiB, -j 1 in 15; "
-        f"before: {' '.join(before) or 'nothing, so 22 on 20 cores'}"
+        f"ninja is told -j {answers[0]} for CUTLASS in 116 GiB, -j 4 in 45, -j 1 in 15; "
+        f"before: {before}, so 22 on 20 cores"
     )
 
 
-def _told(
-    tree: kit.SourceTree, available: int, cores: int, max_jobs: str, modules: str
-) -> list[str]:
-    """Return the words about jobs in the command that the release's code runs on a machine."""
+def _told(tree: kit.SourceTree, machine: str) -> str:
+    """Return the number of jobs in the command that the release's code runs; "none" without."""
+    available, cores, max_jobs, _jobs, modules = machine.split(maxsplit=4)
+    memory = f"MemAvailable: {int(available) * 2**20} kB" if int(available) else ""
     commands: list[list[str]] = []
-    meminfo = f"MemTotal: 1 kB\nMemAvailable: {available * 2**20} kB\n"
-    files = {"/proc/meminfo": meminfo if available else ""}
     names = {
         "os": SimpleNamespace(
-            environ={"MAX_JOBS": max_jobs} if max_jobs else {},
-            sched_getaffinity=lambda _process: range(cores),
+            environ={"MAX_JOBS": max_jobs},
+            sched_getaffinity=lambda _process: range(int(cores)),
         ),
-        "Path": lambda path: SimpleNamespace(read_text=lambda: files[path]),
+        "Path": lambda _path: SimpleNamespace(read_text=lambda: memory),
         "subprocess": SimpleNamespace(
-            run=lambda command, **_options: commands.append(command),
-            PIPE=None,
-            STDOUT=None,
+            run=lambda command, **_options: commands.append(command), STDOUT=None
         ),
     }
 
-    code = kit.Code(tree, names)
-    folder = SimpleNamespace(mkdir=lambda **_options: None, resolve=str)
-    ninja_file = SimpleNamespace(read_text=lambda: modules, resolve=str)
-    code.get(_PATH, _SCOPE)(folder, ninja_file, False)
-    (command,) = commands
-    return command[6:]
+    run_ninja = kit.Code(tree, names).get(_PATH, _SCOPE)
+    ninja_file = SimpleNamespace(
+        read_text=lambda: modules.replace("; ", "\n"), resolve=str
+    )
+    run_ninja(kit.Anything(), ninja_file, verbose=True)
+    return " ".join(commands[0][7:]) or "none"
 
 
 FIX = kit.Fix(
@@ -141,8 +136,8 @@ FIX = kit.Fix(
     why="ninja starts a compiler for each core and two more: 22 on a GB10. One takes up to 8.4 GiB "
     "for CUTLASS, beside the weights in the same memory. With this fix they share what "
     "/proc/meminfo calls available, without 8 GiB: 8.5 GiB each for modules of CUTLASS, 1.5 for "
-    "others, one at least, and it is said if there is too little for one. MAX_JOBS still decides: "
-    "`patchkit env` sets it for packages without this fix.",
+    "others, one at least; a line says if there is too little for one. MAX_JOBS still decides, and "
+    "`patchkit env` sets it: leave it out where this fix is in.",
     needs=(
         kit.recommended(
             ">=0.5.2", "22 compilers at once may take the Spark down at the first start"
