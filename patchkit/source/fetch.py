@@ -11,16 +11,17 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import platformdirs
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_version
+from packaging.version import Version
 
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing, replacing
@@ -33,14 +34,19 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.process import attempt
+from patchkit.records import read_toml, record
 from patchkit.source.archive import Progress as Progress
-from patchkit.source.releases import LockEntry, refused_ranges
+from patchkit.source.releases import (
+    LockEntry,
+    refused_ranges,
+    wheel_cpus,
+)
 from patchkit.units import BYTES_PER_GIB
 
 if TYPE_CHECKING:
     # At run time, functions import these: importing requests takes long.
     import requests
-    from pypi_simple import DistributionPackage, PyPISimple
+    from pypi_simple import PyPISimple
 
 CHUNK = 1 << 18  # bytes per read and write
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
@@ -50,6 +56,8 @@ _PARTIAL = 206
 _UNSATISFIABLE = 416
 _LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
 _PORTS = {"http": 80, "https": 443}
+# Wheels for every Python 3 from some release on, of glibc or of Python alone.
+_FOR_ANY_PYTHON = re.compile(r"-(?:(?:py2\.)?py3-none|cp3\d+-abi3)-(?!musl).*\.whl$")
 _Server = tuple[str, str | None, int | None]  # scheme, host, port
 
 
@@ -69,7 +77,7 @@ def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> st
     close = [f"{project}=={v}" for v in releases if v.startswith(f"{series}.")]
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"known are {releases[0]} to {releases[-1]}"
+    return f"known are {releases[0]} to {releases[-1]}" if releases else ""
 
 
 def fetch(
@@ -116,8 +124,8 @@ def fetch(
 
 def _download(
     path: Path, project: str, entry: LockEntry, progress: Progress | None
-) -> int:
-    """Download a file from the index to ``path`` and return its size; verify it by ``entry``.
+) -> None:
+    """Download a file from the index to ``path``, and verify it by ``entry``.
 
     A size of 0 in ``entry`` means that the size is unknown. Raises HashMismatchError, StorageError.
     """
@@ -132,47 +140,66 @@ def _download(
                 stream.truncate(0)
                 where = f"the download of {entry.filename}"
                 raise _mismatch_error(where, entry, digest)
-    return size
 
 
-def lock_sdist(
-    distribution: str, version: Version, lock: Path, progress: Progress | None = None
+def lock_files(
+    distribution: str,
+    version: Version,
+    folder: Path,
+    progress: Progress | None = None,
 ) -> Path:
-    """Download the sdist of a release, add it to the file ``lock``, and return its path.
+    """Name the files of a release in the locks of ``folder``; return the path of one in the cache.
 
-    Its digest is the one that the index tells. Raises StorageError if the index has no sdist of the
-    version or tells no digest, HashMismatchError if the download has another digest.
+    These are its sdist, and for each CPU a wheel for every Python. The digests are those that the
+    index tells. Raises StorageError if the index has no such file or tells no digest,
+    HashMismatchError if the download has another digest.
     """
+    sdists: list[LockEntry] = []
+    wheels: dict[str, LockEntry] = {}
     with index_client() as client:
-        page = client.get_project_page(distribution, timeout=TIMEOUT)
-        offers = [
-            package
-            for package in page.packages
-            if package.package_type == "sdist" and _is_version(package, version)
-        ]
-        endpoint = client.endpoint
+        packages = client.get_project_page(distribution, timeout=TIMEOUT).packages
+        for package in sorted(packages, key=attrgetter("filename")):
+            named = canonicalize_version(package.version or "")
+            sha256 = package.digests.get("sha256")
+            if named != canonicalize_version(version) or sha256 is None:
+                continue
 
-    name = f"an sdist of {distribution} {version}"
-    if not offers:
-        raise not_offered(endpoint, name)
-    digests = offers[0].digests
-    if "sha256" not in digests:
-        raise not_offered(endpoint, f"{name} with a sha256")
+            fields = {
+                "version": str(version),
+                "filename": package.filename,
+                "sha256": sha256,
+                "size": package.size or 0,
+            }
+            entry = record(LockEntry, fields)
+            if package.package_type == "sdist":
+                sdists.append(entry)
+            elif _FOR_ANY_PYTHON.search(package.filename):
+                wheels |= dict.fromkeys(wheel_cpus(package.filename), entry) | wheels
 
-    path = cache_dir() / "sdists" / offers[0].filename
-    entry = LockEntry(str(version), path.name, digests["sha256"], size=0)
-    size = _download(path, distribution, entry, progress)
+    files = [*sdists[:1], *wheels.values()]
+    if not files:
+        what = f"an sdist of {distribution} {version}, or a wheel for every Python"
+        raise not_offered(client.endpoint, f"{what}, with a sha256")
 
-    former = lock.read_bytes() if lock.is_file() else b""
-    with translated(at=lock), replacing(lock) as file:
-        file.write(former + f"\n{replace(entry, size=size)}".encode())
-    return path
+    _add_to_lock(folder / "lock.toml", "sdist", sdists[:1])
+    _add_to_lock(folder / "wheels.toml", "wheel", dict.fromkeys(wheels.values()))
+    return fetch(
+        distribution, str(version), {str(version): files[0]}, progress=progress
+    )
 
 
-def _is_version(package: DistributionPackage, version: Version) -> bool:
-    with suppress(InvalidVersion):
-        return Version(package.version or "") == version
-    return False
+def _add_to_lock(lock: Path, kind: str, entries: Iterable[LockEntry]) -> None:
+    """Add entries to a lock, unless it names their release already."""
+    former: tuple[LockEntry, ...] = ()
+    if lock.is_file():
+        former = read_toml(tuple[LockEntry, ...], lock, SourceError, key=kind)
+
+    known = {entry.version for entry in former}
+    added = [entry for entry in entries if entry.version not in known]
+    if added:
+        rows = [entry.row(kind) for entry in (*former, *added)]
+        with translated(at=lock), replacing(lock) as file:
+            file.write("\n".join(rows).encode())
 
 
 def _mismatch_error(where: str, entry: LockEntry, actual: str) -> PatchkitError:

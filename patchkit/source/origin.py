@@ -72,11 +72,8 @@ def find_origin(
     verified, HashMismatchError for a wrong digest, StorageError or HostError if network, disk or a
     program fails.
     """
-    if sha256 is not None and not _SHA256.fullmatch(sha256):
-        raise UsageError(
-            f"{sha256!r} is not a sha256",
-            hint="64 lower-case hex digits, as sha256sum prints them",
-        )
+    if sha256 is not None:
+        require_sha256(sha256)
 
     facts = facts or load_facts(project)
     path = Path(spec)
@@ -97,6 +94,15 @@ def find_origin(
 
     check(origin.version)
     return origin
+
+
+def require_sha256(text: str) -> None:
+    """Raise UsageError for a text that is no sha256."""
+    if not _SHA256.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is not a sha256",
+            hint="64 lower-case hex digits, as sha256sum prints them",
+        )
 
 
 def _take_folder(path: Path, project: str, sha256: str | None) -> SourceOrigin:

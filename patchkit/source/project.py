@@ -80,6 +80,11 @@ def example(project: str) -> str:
     return projects()[project].example or f"{project}==X.Y.Z"
 
 
+def first_example() -> str:
+    """Return a release of the first project."""
+    return example(next(iter(projects())))
+
+
 def describe_sources(project: str) -> str:
     """Return, in words for a hint, what an option for the sources of a project may name."""
     return projects()[project].spelling or _SPELLING.format(example(project))

@@ -38,6 +38,10 @@ _MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w
 _PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
 
 
+ANY = "any"
+"""The platform of a wheel for every CPU."""
+
+
 class ExactPin(str):
     """An exact requirement, ``nvidia-nccl-cu13==2.30.7``, with the project's canonical name.
 
@@ -109,10 +113,10 @@ class LockEntry:
     sha256: Sha256
     size: int
 
-    def __str__(self) -> str:
-        """Return the entry in the TOML of a lock of sdists."""
+    def row(self, kind: str) -> str:
+        """Return the entry as a lock of ``kind`` (sdist or wheel) has it, in TOML."""
         return (
-            f'[[sdist]]\nversion = "{self.version}"\nfilename = "{self.filename}"\n'
+            f'[[{kind}]]\nversion = "{self.version}"\nfilename = "{self.filename}"\n'
             f'sha256 = "{self.sha256}"\nsize = {self.size}\n'
         )
 
@@ -130,7 +134,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
-    """Return CPU (``aarch64``) → version → entry of a lock of wheels.
+    """Return CPU (``aarch64``, or ``any``) → version → entry of a lock of wheels.
 
     Raises as ``read_lock`` does.
     """
@@ -147,13 +151,16 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
 def wheel_cpus(filename: str) -> list[str]:
     """Return the CPUs in the platform tags of a wheel: ``aarch64`` for ``manylinux_2_28_aarch64``.
 
-    Raises ValueError if ``filename`` is not the name of a wheel.
+    A wheel for every platform is for ``any``. Raises ValueError if ``filename`` is not the name
+    of a wheel.
     """
     _name, _version, _build, tags = parse_wheel_filename(filename)
     cpus = set()
     for tag in tags:
         if match := _LINUX.fullmatch(tag.platform):
             cpus.add(match[1])
+        elif tag.platform == ANY:
+            cpus.add(ANY)
     return sorted(cpus)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES_VARIABLE
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, named_release
-from patchkit.source.fetch import Progress, fetch, lock_sdist
+from patchkit.source.fetch import Progress, fetch, lock_files
 from patchkit.source.origin import SourceOrigin, find_origin
 from patchkit.source.project import (
     example,
@@ -28,7 +28,7 @@ from patchkit.source.project import (
     projects,
     recipe_folder,
 )
-from patchkit.source.releases import guess_release, load_facts, read_lock
+from patchkit.source.releases import LockEntry, guess_release, load_facts, read_lock
 
 Report = Callable[[str], Progress]
 
@@ -151,13 +151,29 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     Raises UsageError if the source names no release, SourceError if the lock of a user's recipe
     does not have it, and as ``fetch`` or ``find_origin`` does.
     """
-    version = _named_release(source)
     project = source.project
-    lock = _lock_of(project)
+    lock = recipe_folder(project) / "lock.toml"
     if not lock.is_file() and load_facts(project).releases:
+        version_of(source)
         return _origin_of(source, check).path
 
     entries = read_lock(lock) if lock.is_file() else {}
+    return fetch_locked(source, lock, entries, check, report)
+
+
+def fetch_locked(
+    source: SourceOptions,
+    lock: Path,
+    entries: Mapping[str, LockEntry],
+    check: Check,
+    report: Report,
+) -> Path:
+    """Return the file of a release in the cache; ``entries`` are those of ``lock``, by version.
+
+    Raises UsageError if the source names no release, SourceError if a user's lock does not have it,
+    and as ``check`` and ``fetch`` do.
+    """
+    version = version_of(source)
     if str(version) not in entries and not is_shipped(lock.parent):
         raise SourceError(
             f"{source.spec}: {lock} does not name it",
@@ -167,7 +183,7 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
     check(version)
     return fetch(
-        projects()[project].distribution,
+        projects()[source.project].distribution,
         str(version),
         entries,
         offline=source.offline,
@@ -176,24 +192,24 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
 
 def lock_release(source: SourceOptions, report: Report) -> Path:
-    """Download a release, add it to its project's lock, and return the archive in the cache.
+    """Name a release in its project's locks; return its sdist, or else its wheel, in the cache.
 
     Raises UsageError if the source names no release or the lock is patchkit's own, and as
-    ``lock_sdist`` does.
+    ``lock_files`` does.
     """
-    version = _named_release(source)
-    lock = _lock_of(source.project)
-    if is_shipped(lock.parent):
+    version = version_of(source)
+    folder = recipe_folder(source.project)
+    if is_shipped(folder):
         raise UsageError(
             f"{source.project}: its lock is patchkit's own",
             hint=f"name a folder of recipes with --recipes or {RECIPES_VARIABLE}",
         )
     distribution = projects()[source.project].distribution
-    return lock_sdist(distribution, version, lock, report(f"Fetching {source.spec}"))
+    return lock_files(distribution, version, folder, report(f"Fetching {source.spec}"))
 
 
-def _named_release(source: SourceOptions) -> Version:
-    """Return the version of the release that a source names. Raises UsageError if it names none."""
+def version_of(source: SourceOptions) -> Version:
+    """Return the version of a release. Raises UsageError if the source names none."""
     version = named_release(source.spec, source.project)
     if version is None:
         release = f"for example {example(source.project)}"
@@ -201,10 +217,6 @@ def _named_release(source: SourceOptions) -> Version:
         what = f"{source.spec}: no such file, folder or release"
         raise UsageError(what, hint=hint)
     return version
-
-
-def _lock_of(project: str) -> Path:
-    return recipe_folder(project) / "lock.toml"
 
 
 def _origin_of(source: SourceOptions, check: Check) -> SourceOrigin:

@@ -402,7 +402,11 @@ def read_house_lock(house: Path) -> WheelLock:
         python=".".join(release[:2]),
         wheels=tuple(_node_wheel(house, entry) for entry in entries),
         target=targets.pop() if len(targets) == 1 else "",
-        native=bool(_fact_values(entries, Kind.BUILT, "native")),
+        native=tuple(
+            f"{entry.facts.get('project')}=={entry.facts.get('version')}"
+            for entry in entries
+            if entry.kind is Kind.BUILT and entry.facts.get("native")
+        ),
     )
 
 

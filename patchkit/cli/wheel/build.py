@@ -74,8 +74,7 @@ from patchkit.wheel.file.wheelfile import ANY, wheel_name
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.vllm.prepare import choose_idle
-from patchkit.wheel.vllm.source import VllmOrder, vllm_source
+from patchkit.wheel.vllm.prepare import VllmOrder, choose_idle, vllm_source
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
     check_room,

@@ -35,7 +35,6 @@ from patchkit.wheel.device.inspect import (
     inspect_wheel,
 )
 from patchkit.wheel.device.libraries import (
-    Judged,
     check_wheel,
     judge_libraries,
     missed,
@@ -71,17 +70,14 @@ def inspected_blocks(file: Path, target: Target) -> Blocks:
 
 
 def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
-    judged: tuple[Judged, ...] = ()
     with WheelFile(file) as wheel:
         binaries = inspect_wheel(wheel)
         metadata = read_metadata(wheel)
-        # Which libraries a device needs is known for vLLM alone.
-        if wheel.name.project == "vllm":
-            judged = judge_libraries(binaries, target, wheel.name.version)
+        judged = judge_libraries(binaries, target, wheel.name)
 
     findings = [
         *check_wheel(metadata, binaries),
-        *missed(metadata.name.version, judged, target),
+        *missed(metadata.name, judged, target),
     ]
     uses = {library.name: library.use.value for library in judged}
 
@@ -113,19 +109,14 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
     yield ""
     if len(binaries) == 1:  # one library is shown whole; of many the table is enough
         yield from _library_lines(binaries[0], target)
-    else:
+    elif binaries:
         yield from _library_table(binaries, uses, target)
         loads = Counter(binary.load(target) for binary in binaries if binary.live)
         count = f"{loads.total()} libraries with device code"
         yield f"on {target.title}, of {count}: {count_loads(loads) or 'none'}"
 
     dispatch = known_dispatch(metadata.name.project, metadata.name.version, target)
-    entries = [
-        entry
-        for binary in binaries
-        for entry in called_entries(binary, target, dispatch)
-    ]
-
+    entries = called_entries(binaries, target, dispatch)
     if entries:
         yield note(first_use_phrase(entries))
         yield next_verb("native", file, where="to see which")
@@ -188,7 +179,7 @@ def _library_table(
         "archs",
         "fat binaries",
     )
-    # Uses are known for vLLM's libraries alone.
+    # Uses are known for the libraries of some projects alone.
     begin = 0 if uses else 1
     return table([row[begin:] for row in rows], heads=heads[begin:])
 

@@ -1,4 +1,4 @@
-"""Repack upstream's wheel: `patchkit repack`."""
+"""Repack a released wheel: `patchkit repack`."""
 
 from __future__ import annotations
 
@@ -44,21 +44,17 @@ from patchkit.cli.wheel.build import cpu_option, install_steps
 from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.errors import UsageError
 from patchkit.patching.fix import State
-from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.vllm.repack import Repacked, repack_wheel
-from patchkit.wheel.vllm.repack_origin import find_wheel
+from patchkit.wheel.repack.origin import find_wheel
+from patchkit.wheel.repack.repack import Repacked, repack_wheel
 from patchkit.wheel.wheelhouse.contents import (
     check_folder,
 )
 
-_USES: Mapping[Use, Mapping[str, Any]] = {
-    Use.LOST: {"fg": "yellow"},
-    Use.ABSENT: {"fg": "yellow"},
-    Use.UNKNOWN: {"fg": "yellow"},
-    Use.PARTLY: {"fg": "yellow"},
+_LOSS = {"fg": "yellow"}
+_STYLES: Mapping[Use, Mapping[str, Any]] = {
     Use.LOADS: {"fg": "green"},
     Use.JIT: {"fg": "green"},
     Use.OTHER: {"dim": True},
@@ -67,7 +63,7 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 
 
 @click.command
-@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
+@click.argument("wheel", metavar="NAME==X.Y.Z|WHEEL")
 @cpu_option
 @request_options
 @flag("--native", "Compile the code for the device now.")
@@ -92,8 +88,8 @@ def repack_command(
       patchkit repack vllm==0.33.0
       patchkit repack vllm==0.33.0 --native
 
-    Its kernels stay as they are. If they do not load on the device, nothing is written, and only a
-    build from source helps.
+    Its libraries stay as they are. If vLLM's kernels do not load on the device, nothing is written,
+    and only a build from source helps.
     """
     began = time.monotonic()
     request = selection.request()
@@ -111,7 +107,6 @@ def repack_command(
             sha256=options["sha256"],
             offline=offline,
             report=report,
-            check=load_recipe("vllm").check,
         ) as origin,
     ):
         assembler = None
@@ -135,7 +130,7 @@ def repack_command(
     yield Record(_repacked_fields(repacked, seconds))
 
     upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
-    release = bold(f"vllm {repacked.version}")
+    release = bold(f"{repacked.facts['project']} {repacked.facts['version']}")
     origin_text = f"{repacked.source['file']} ({upstream})"
     yield release + f"  {origin_text}  →  {request.target.title}"
     yield from _library_lines(repacked.libraries, verbose=verbose)
@@ -156,7 +151,7 @@ def repack_command(
 
 def _repacked_fields(repacked: Repacked, seconds: float) -> Fields:
     return {
-        **record_fields(repacked, "version", "outcome", "libraries"),
+        **record_fields(repacked, "outcome", "libraries"),
         "libraries": list(map(_library_fields, repacked.libraries)),
         "fixes": list(map(verdict_fields, repacked.outcome.verdicts)),
         "proofs": repacked.outcome.proofs,
@@ -179,13 +174,11 @@ def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[st
     """Return a line of names for each use on the device; if ``verbose``, a row for each library."""
     rows: list[Row] = []
     names_by_use: dict[Shown, dict[str, None]] = {}
-    for use, styles in _USES.items():
-        for library in libraries:
-            if library.use is use:
-                title = style(use.value, **styles)
-                name = library.name.removeprefix("vllm/")
-                rows.append((title, name, count_loads(library.loads) or "-"))
-                names_by_use.setdefault(title, {})[for_any_python(name)] = None
+    for library in sorted(libraries, key=lambda library: [*Use].index(library.use)):
+        title = style(library.use.value, **_STYLES.get(library.use, _LOSS))
+        name = library.name.partition("/")[2]
+        rows.append((title, name, count_loads(library.loads) or "-"))
+        names_by_use.setdefault(title, {})[for_any_python(name)] = None
 
     if verbose:
         return table(rows, heads=("on the device", "library", "fat binaries"))

@@ -68,7 +68,7 @@ from patchkit.wheel.wheelhouse.overrides import (
     lift_override,
     record_override,
 )
-from patchkit.wheel.wheelhouse.pins import is_nccl, pins_in
+from patchkit.wheel.wheelhouse.pins import pins_in, sources_of
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
 from patchkit.wheel.wheelhouse.storage import (
     REQUIREMENTS,
@@ -310,7 +310,7 @@ def override_pin(
     )
     yield GOOD + f"{house}: {state}: {override}"
     # `patchkit verify` names the next step for each wheel.
-    if state == "recorded" and is_nccl(override.takes.project):
+    if state == "recorded" and sources_of(override.takes.project):
         yield next_verb("build", "nccl", "--dir", house)
     else:
         yield next_verb("verify", house)

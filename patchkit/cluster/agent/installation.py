@@ -86,7 +86,8 @@ class WheelLock:
     """The input of an installation: the text of requirements.txt, the wheels, and their Python.
 
     ``cpu`` is the CPU that the wheels are for, "" for any; ``target`` is the device that they were
-    patched or built for, "" for several. ``native`` wheels hold no code for other devices.
+    patched or built for, "" for several. ``native`` are the releases, such as ``vllm==0.33.0``,
+    whose wheels hold no code for other devices.
     """
 
     requirements: str
@@ -94,7 +95,7 @@ class WheelLock:
     python: Annotated[str, matching(r"3\.\d+", "a release of Python")]
     wheels: tuple[NodeWheel, ...]
     target: str = ""
-    native: bool = False
+    native: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

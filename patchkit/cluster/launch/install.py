@@ -147,16 +147,10 @@ def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
         house = f"wheelhouse-{target}"
         options = ("--native", "--target", target)
 
-    release = "X"
-    for wheel in lock.wheels:
-        parts = wheel.name.split("-")
-        if parts[0] == "vllm":
-            release = parts[1].partition("+")[0]
-            break
-
-    repack = quoted("patchkit", "repack", f"vllm=={release}", *options, "--dir", house)
-    fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
-    return f"{repack} && {fill}, then install with `--wheelhouse {house}`"
+    words = [("repack", release, *options) for release in lock.native]
+    words.append(("wheelhouse", "fill"))
+    commands = [quoted("patchkit", *verb, "--dir", house) for verb in words]
+    return f"{' && '.join(commands)}, then install with `--wheelhouse {house}`"
 
 
 def send_files(

@@ -118,20 +118,12 @@ def inspect_wheel(
 ) -> tuple[Binary, ...]:
     """Read each library and program in a wheel; ``only`` limits this to some paths.
 
-    Raises SourceError if a library is damaged or for another CPU than the wheel's name says, or if
-    the whole wheel has none.
+    Raises SourceError if a library is damaged or for another CPU than the wheel's name says.
     """
     binaries = wheel.read_libraries(
         lambda name, member: _read_binary(name, member, f"{wheel.path}: {name}"),
         only,
     )
-    if not binaries and only is None:
-        raise SourceError(
-            f"{wheel.path} holds no library",
-            why="it is a wheel of Python alone",
-            hint="name a wheel with compiled libraries",
-        )
-
     # Only CPUs of known targets can be compared: names of other CPUs may differ in ELF and in tags.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     for binary in binaries:

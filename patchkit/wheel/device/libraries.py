@@ -1,8 +1,9 @@
 """Check a wheel by itself, judge its libraries for a device, and prove how they were compiled.
 
-``recipes/vllm/libraries.toml`` tells the purpose of each library; its fat binaries tell for which
-devices it has code. A fat binary that does not load on the device is either for other devices, or
-lost: it has code for the same major version of the capability, but not for this minor version.
+``recipes/PROJECT/libraries.toml`` tells the purpose of each library; its fat binaries tell for
+which devices it has code. A fat binary that does not load on the device is either for other
+devices, or lost: it has code for the same major version of the capability, but not for this minor
+version.
 
 For the proof, CMake's compile_commands.json tells how a build compiles each source. Each library
 must hold the code of all its sources, for the archs that were requested.
@@ -17,34 +18,36 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path, PurePosixPath
-
-from packaging.version import Version
 
 from patchkit.elf import by_version
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Finding, finding
 from patchkit.frozen import frozen
 from patchkit.recipes.vllm.archs import Group
-from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
+from patchkit.recipes.vllm.libraries import KnownLibrary, LibraryTable
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
+from patchkit.records import read_toml
+from patchkit.source.project import project_named, projects, recipe_folders
 from patchkit.target import Load, Target, parse_arch
 from patchkit.wheel.device.inspect import Binary, best_reach
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
+from patchkit.wheel.file.wheelfile import WheelName
 
 
 class Use(enum.StrEnum):
-    """How vLLM can use a library on the device."""
+    """How a package can use a library on the device, the worst first."""
 
-    LOADS = "loads"
-    PARTLY = "loads in part"
-    HOST = "runs on the CPU"
-    JIT = "compiles on the device"
-    OTHER = "for other devices"
     LOST = "does not load"
     ABSENT = "is missing"
     UNKNOWN = "not in the table"
+    PARTLY = "loads in part"
+    LOADS = "loads"
+    JIT = "compiles on the device"
+    OTHER = "for other devices"
+    HOST = "runs on the CPU"
 
 
 @frozen
@@ -64,7 +67,7 @@ class Judged:
 
     @property
     def fatal(self) -> bool:
-        """Return whether vLLM cannot run on the device because this library is missing or lost."""
+        """Return whether the package cannot run on the device as the library is missing or lost."""
         return bool(self.known and self.known.required) and self.missed
 
     @property
@@ -83,16 +86,29 @@ class Judged:
         return f"{self.use.value}; fat binaries with {archs} alone do not, {self.lost.total()}"
 
 
+@cache
+def library_table(project: str) -> LibraryTable:
+    """Return ``libraries.toml`` of a project; an empty table if its recipe has none."""
+    for folder in recipe_folders(project_named(project)):
+        place = folder / "libraries.toml"
+        if place.is_file():
+            return read_toml(LibraryTable, place)
+    return LibraryTable(library=(), around=())
+
+
 def judge_libraries(
     binaries: Sequence[Binary],
     target: Target,
-    version: Version,
+    name: WheelName,
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel, and each that the wheel lacks and the device would use.
 
-    ``version`` is the release of vLLM: it decides which rows of the table apply.
+    Return nothing for a project whose recipe has no table of libraries.
     """
-    expected = [entry for entry in library_table().library if entry.covers(version)]
+    table = library_table(name.project).library
+    expected = [entry for entry in table if entry.covers(name.version)]
+    if not table:
+        return ()
     judged = [_judge_binary(binary, expected, target) for binary in binaries]
     present = [library.known for library in judged]
 
@@ -146,8 +162,8 @@ def _use_of(
     return Use.PARTLY if has_lost else Use.LOADS
 
 
-def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
-    """Raise ProofError, naming the libraries, if vLLM cannot run on the device without them."""
+def require_loading(judged: Iterable[Judged], target: Target, name: WheelName) -> None:
+    """Raise ProofError, naming the libraries, if a package cannot run there without them."""
     fatal = [library for library in judged if library.fatal]
     if not fatal:
         return
@@ -156,14 +172,14 @@ def require_loading(judged: Iterable[Judged], target: Target, version: Version) 
     raise ProofError(
         "\n".join([f"the wheel's kernels do not serve {target.title}", *lines]),
         why="it was built for other devices, or parts of it were left out",
-        hint=from_source(version, target),
+        hint=_from_source(name, target),
     )
 
 
-def from_source(version: Version, target: Target) -> str:
+def _from_source(name: WheelName, target: Target) -> str:
     """Return a hint for a wheel whose kernels do not run on a device: build it from source."""
-    command = f"patchkit build vllm --version {version.public} --target {target.name}"
-    return f"build it from source: {command}"
+    release = f"{name.project} --version {name.version.public}"
+    return f"build it from source: patchkit build {release} --target {target.name}"
 
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
@@ -287,12 +303,12 @@ def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
 
 
 def missed(
-    version: Version,
+    name: WheelName,
     judged: Sequence[Judged],
     target: Target,
     filename: str = "",
 ) -> Iterator[Finding]:
-    """Yield a finding for each library of vLLM that is missing or does not load on the device.
+    """Yield a finding for each library of a package that is missing or does not load on the device.
 
     The finding says which features that costs. With ``filename``, the finding is about that wheel,
     else about the library.
@@ -304,8 +320,8 @@ def missed(
                 ProofError,
                 filename or library.name,
                 f"{library.name} {library.phrase}" if filename else library.phrase,
-                from_source(version, target),
-                f"vLLM {verb} without it",
+                _from_source(name, target),
+                f"{projects()[project_named(name.project)].title} {verb} without it",
             )
 
 

@@ -54,6 +54,9 @@ class LibraryRules:
     legacy: Mapping[str, str]
     pins: LibraryNames
     compiled_against: LibraryNames
+    exact: LibraryNames
+    started: LibraryNames
+    version_files: Mapping[str, str]
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return the owners of a library that a wheel of ``project`` must not hold.

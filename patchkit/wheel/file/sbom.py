@@ -12,18 +12,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
+from patchkit.elf import MAGIC
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Texts
-from patchkit.wheel.file.wheelfile import Facts
+from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
+from patchkit.wheel.file.write import set_tag, set_version
 
 _GITHUB = re.compile(r"https://github\.com/([^/@]+/[^/@]+?)(?:\.git)?@([0-9a-f]{40})")
 CUDA_LICENSE = "NVIDIA CUDA Toolkit EULA"
 """The name of a license for which SPDX has no identifier."""
 
+UNLABELLED = "0" * 10
+"""The place of the digest in a version, before the digest is known."""
+
 JsonObject = dict[str, Any]
 
+_FORMAT = 1  # of a new wheel; goes up if the same request gives other bytes
+_SBOM = "sboms/patchkit.cdx.json"
+# WHEEL repeats the build tag of the file name (PEP 427), which the new name has not.
+_BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)
 _SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
 
@@ -40,6 +51,74 @@ def digest_label(*texts: str) -> str:
     short = digest("\0".join(texts))[:10]
     # PEP 440 reads a segment of decimal digits as a number and drops leading zeros.
     return short if not short.isdigit() else f"a{short[1:]}"
+
+
+@frozen
+class NewWheel:
+    """A wheel that is made of another one: its file name, its new members, and its facts."""
+
+    filename: str
+    members: Mapping[str, bytes]
+    facts: Facts
+
+
+def made_facts(wheel: WheelFile, made: str, target: str) -> Facts:
+    """Return the facts of each wheel that is made of another one."""
+    name = wheel.name
+    spdx = wheel.message("METADATA").get("License-Expression", "NOASSERTION")
+    return {
+        "project": name.project,
+        "made": made,
+        "patchkit": __version__,
+        "source": f"sha256:{wheel.sha256}",
+        "source_file": name.filename,
+        "target": target,
+        "license": {name.project: spdx},
+    }
+
+
+def name_wheel(
+    wheel: WheelFile,
+    tag: str,
+    facts: Facts,
+    steps: Iterable[tuple[Verdict, Texts]],
+    members: Mapping[str, bytes],
+) -> NewWheel:
+    """Name a wheel that is made of ``wheel`` by a digest of all its new members.
+
+    ``facts["wheel"]`` is the version with UNLABELLED in the place of the digest; so do members that
+    tell the version. ``steps`` come from the plan.
+    """
+    version = facts["wheel"]
+    home = f"{wheel.distribution}-{version}.dist-info"
+    metadata = wheel.read(f"{wheel.dist_info}/METADATA")
+    build = wheel.read(f"{wheel.dist_info}/WHEEL")
+    members = {
+        **members,
+        f"{home}/METADATA": set_version(metadata, version),
+        f"{home}/WHEEL": set_tag(_BUILD.sub(b"", build), tag),
+        f"{home}/{FACTS}": as_text(facts).encode(),
+        f"{home}/{_SBOM}": as_text(wheel_sbom(facts, steps)).encode(),
+    }
+
+    lines = [f"{_FORMAT}\n{wheel.sha256}\n{tag}\n"]
+    lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]
+    label = version.partition("+")[2]
+    final = label.replace(UNLABELLED, digest_label("".join(lines)))
+
+    labelled = {}
+    for path, data in members.items():
+        # A library does not hold its version, and is large.
+        if not data.startswith(MAGIC):
+            data = data.replace(label.encode(), final.encode())
+        labelled[path.replace(label, final)] = data
+
+    version = version.replace(label, final)
+    return NewWheel(
+        filename=f"{wheel.distribution}-{version}-{tag}.whl",
+        members=labelled,
+        facts=facts | {"wheel": version},
+    )
 
 
 def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObject:

@@ -40,6 +40,8 @@ from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
 from patchkit.foreign import read_json
 from patchkit.frozen import frozen
+from patchkit.source.releases import ANY as ANY
+from patchkit.source.releases import wheel_cpus
 
 T = TypeVar("T")
 FACTS = "patchkit.json"
@@ -166,6 +168,11 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
                 hint="download or build it again",
             )
         return home
+
+    @property
+    def distribution(self) -> str:
+        """Return the name of the package as its .dist-info folder spells it."""
+        return self.dist_info.removesuffix(".dist-info").rpartition("-")[0]
 
     @cached_property
     def facts(self) -> Facts:
@@ -352,9 +359,7 @@ def record_digest(chunks: Iterable[bytes]) -> str:
     return f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
 
 
-ANY = "any"
 _CHARACTERS = re.compile(r"[\w.+!-]+")
-_LINUX = re.compile(r"(?:(?:many|musl)?linux(?:\d+|_\d+_\d+)?)_(?P<cpu>[a-z]\w*)")
 
 
 @frozen
@@ -386,24 +391,18 @@ def wheel_name(filename: str) -> WheelName:
             raise InvalidWheelFilename(
                 "a character that file names of wheels do not have"
             )
-        project, version, _build, tags = parse_wheel_filename(filename)
+        project, version, _build, _tags = parse_wheel_filename(filename)
     except ValueError as error:
         raise SourceError(
             f"{filename}: is not the name of a wheel: {error}",
             hint="rename it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl",
         ) from None
 
-    cpus = set()
-    for tag in tags:
-        if match := _LINUX.fullmatch(tag.platform):
-            cpus.add(match["cpu"])
-        elif tag.platform == ANY:
-            cpus.add(ANY)
-        else:
-            raise SourceError(f"{filename}: is for {tag.platform}, not for Linux")
-
     # Split from the right, since a build number may stand between version and tag (PEP 427).
     parts = filename.removesuffix(".whl").rsplit("-", 3)
+    cpus = wheel_cpus(filename)
+    if not cpus:
+        raise SourceError(f"{filename}: is for {parts[-1]}, not for Linux")
     return WheelName(
         filename=filename,
         project=project,

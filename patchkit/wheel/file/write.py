@@ -70,7 +70,7 @@ def seal_wheel(
         if licenses:
             metadata = wheel.read(f"{home}/METADATA")
             changed[f"{home}/METADATA"] = _add_licenses(metadata, licenses)
-        rewrite_wheel(wheel, sealed, (home, home), changed, unpack=True)
+        rewrite_wheel(wheel, sealed, changed, unpack=True)
     return sealed
 
 
@@ -87,7 +87,6 @@ def _add_licenses(metadata: bytes, licenses: Iterable[str]) -> bytes:
 def rewrite_wheel(
     source: WheelFile,
     dest: Path,
-    home: tuple[str, str],
     changed: Mapping[str, bytes],
     progress: Progress = lambda _done, _total: None,
     dropped: Collection[str] = (),
@@ -96,14 +95,14 @@ def rewrite_wheel(
 ) -> None:
     """Write the wheel ``source`` anew as ``dest``, with some members replaced, added or left out.
 
-    ``home`` is the name of the .dist-info folder in ``source`` and in ``dest``. ``changed`` maps
-    paths in ``dest`` to new contents. ``dropped`` are paths in ``source`` that are left out. All
-    other members keep their stored bytes and their row of RECORD; with ``unpack`` they are stored
-    without compression and get a new row. ``progress`` is called with bytes written and in all.
-    Raises SourceError if the wheel is damaged, or, without ``unpack``, if its RECORD has no digest
-    of a member.
+    The .dist-info folder gets the name and version of ``dest``. ``changed`` maps paths in ``dest``
+    to new contents. ``dropped`` are paths in ``source`` that are left out. All other members keep
+    their stored bytes and their row of RECORD; with ``unpack`` they are stored without compression
+    and get a new row. ``progress`` is called with bytes written and in all. Raises SourceError if
+    the wheel is damaged, or, without ``unpack``, if its RECORD has no digest of a member.
     """
-    old_home, new_home = home
+    old_home = source.dist_info
+    new_home = "-".join(dest.name.split("-")[:2]) + ".dist-info"
     old_record = f"{old_home}/RECORD"
     record = f"{new_home}/RECORD"
     rows = {} if unpack else source.record(old_record)
@@ -169,6 +168,12 @@ def set_tag(wheel: bytes, tag: str) -> bytes:
     """Return a WHEEL file with ``tag`` as its only tag, and patchkit as its generator."""
     fields = _REPLACED.sub(b"", wheel).rstrip(b"\n")
     return fields + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
+
+
+def set_version(metadata: bytes, version: str) -> bytes:
+    """Return the text of METADATA with another version."""
+    line = f"Version: {version}".encode()
+    return re.sub(rb"(?m)^Version:.*$", line, metadata, count=1)
 
 
 def _old_member(

@@ -12,6 +12,7 @@ from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.workspace import Workspace, locked_workspace
 from patchkit.source.detect import detect_installed
 from patchkit.source.fetch import Progress
+from patchkit.source.project import projects
 from patchkit.target import Target
 from patchkit.unreached import known_dispatch
 from patchkit.wheel.native.assemble import Assembler
@@ -67,15 +68,21 @@ def revert_installed(site: Path, *, force: bool = False) -> dict[str, tuple[str,
     """Restore upstream's libraries in all packages of an environment; return package → their paths.
 
     Interrupted changes are undone as well. ``force`` also restores damaged packages, but then
-    leaves vLLM alone, for which `revert` has an option of its own.
+    leaves packages of known projects alone, for which `revert` has an option of its own.
     """
     restored = {}
-    states = [*sorted(site.glob("*.dist-info/.patchkit")), *site.glob("vllm/.patchkit")]
-    for home in (state.parent for state in states):
-        find = partial(detect_installed, site, home.name.partition("-")[0])
+    packages = {project.package: name for name, project in projects().items()}
+    for state in sorted(site.glob("*/.patchkit")):
+        home = state.parent.name
+        name, is_dist_info, _ = home.partition("-")
+        if home not in packages and not is_dist_info:
+            continue
+
+        name = packages.get(home, name)
+        find = partial(detect_installed, site, name)
         if not force:
             with locked_workspace(find) as workspace:
                 restored[workspace.tree.project] = revert_libraries(workspace)
-        elif home.name != "vllm":
+        elif home not in packages:
             restored[find().project] = tuple(revert_by_force(find()).restored)
     return {project: paths for project, paths in restored.items() if paths}

@@ -65,13 +65,14 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
 
 
 def called_entries(
-    binary: Binary,
+    binaries: Iterable[Binary],
     target: Target,
     dispatch: Dispatch,
 ) -> tuple[CodeEntry, ...]:
     """Return the PTX that the device would compile and that the release calls on the device."""
     return tuple(
         entry
+        for binary in binaries
         for entry in jit_entries(binary, target)
         if not dispatch.leaves(binary.name, [entry.name])
     )
@@ -162,6 +163,6 @@ def _list_binaries(
                 project=project,
                 name=binary.name,
                 fat_binaries=len(binary.fat_binaries),
-                entries=called_entries(binary, target, dispatch),
+                entries=called_entries([binary], target, dispatch),
                 closed=library_rules().is_closed(project, binary.name),
             )

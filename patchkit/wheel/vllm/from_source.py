@@ -54,10 +54,9 @@ from patchkit.wheel.file.sbom import as_text, wheel_sbom
 from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.vllm.native_parts import native_parts, read_kernels
-from patchkit.wheel.vllm.prepare import Prepared, in_mb, prepare_build
-from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import prove_parts
+from patchkit.wheel.native.parts import native_parts, read_kernels
+from patchkit.wheel.vllm.inputs import prove_parts
+from patchkit.wheel.vllm.prepare import Prepared, VllmOrder, in_mb, prepare_build
 
 # Issue trackers report 3 to 5 GB per compiler; the largest files of CUTLASS take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
@@ -127,9 +126,9 @@ def _make_vllm_wheel(
     log_line(root, circumstance)
 
     with WheelFile(raw) as wheel:
-        kernels = read_kernels(wheel, target, order.version)
+        kernels = read_kernels(wheel, target)
         if not order.extensions:
-            require_loading(kernels.judged, target, order.version)
+            require_loading(kernels.judged, target, wheel.name)
         proofs = list(_prove_compiled(root, order, kernels.binaries))
         proofs += _prove_installed(root, order, prepared, wheel)
 

@@ -12,6 +12,8 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
+from patchkit.source.project import projects as known_projects
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
 # CPU of a wheelhouse → platform of an image.
@@ -78,7 +80,7 @@ def containerfile(
 
     python, machine = _filled_node(manifest)
     projects = {entry.name.project for entry in manifest.wheels if entry.held}
-    program = "vllm" if "vllm" in projects else "python"
+    programs = sorted(library_rules().started.names & projects)
 
     template = (RECIPES / "export" / "Containerfile").read_text(encoding="utf-8")
     text = Template(template).substitute(
@@ -91,7 +93,7 @@ def containerfile(
         options=quoted(*manifest.install_options),
         caches="".join(f" {name}={place}" for name, place in caches.items()),
         smoke=_smoke_test(projects),
-        program=program,
+        program=next(iter(programs), "python"),
     )
     return Containerfile(text=text, platform=PLATFORMS[machine])
 
@@ -128,7 +130,11 @@ def _filled_node(manifest: Manifest) -> tuple[str, str]:
 
 def _smoke_test(projects: Collection[str]) -> str:
     """Return Python statements that import the installed packages, to test the image."""
-    statements = [f"import {name}" for name in ("torch", "vllm") if name in projects]
+    packages = {"torch": "torch"}
+    packages |= {
+        known.distribution: known.package for known in known_projects().values()
+    }
+    statements = [f"import {packages[name]}" for name in packages if name in projects]
     if _NCCL in projects:
         statements.append(_NCCL_SMOKE)
     return "; ".join(statements) or "pass"

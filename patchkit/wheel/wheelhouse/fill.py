@@ -25,7 +25,6 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.frozen import frozen
-from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.fetch import (
     Progress,
@@ -34,6 +33,7 @@ from patchkit.source.fetch import (
     pip_settings,
     transfer,
 )
+from patchkit.source.project import first_example
 from patchkit.target import Target, targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.torch import Torch, torch_of
@@ -92,15 +92,16 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
     """
     built = read_settled(house).built
     if not built:
-        newest = f"vllm=={load_recipe('vllm').newest}"
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
             why="a fill looks for what those need",
-            hint=quoted("patchkit", "repack", newest, "--dir", house),
+            hint=quoted("patchkit", "repack", first_example(), "--dir", house),
         )
 
-    cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
     devices = _find_devices(built)
+    cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
+    # Wheels of Python alone are for the CPU of their device.
+    cpus = cpus or {device.cpu for device in devices}
     if len(cpus) != 1 or not devices:
         named = " and ".join(sorted(cpus))
         raise UsageError(

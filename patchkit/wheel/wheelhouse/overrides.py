@@ -10,9 +10,15 @@ from packaging.version import Version
 
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
+from patchkit.source.project import projects
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
+from patchkit.wheel.wheelhouse.pins import (
+    WheelPin,
+    pins_in,
+    require_effect,
+    sources_of,
+)
 from patchkit.wheel.wheelhouse.storage import (
     USER,
     Manifest,
@@ -53,8 +59,8 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
             hint=f"name a later release than {version}: a build of it meets the override",
         )
 
-    if is_nccl(takes.project):
-        load_recipe("nccl").check(takes.version)
+    if project := sources_of(takes.project):
+        load_recipe(project).check(takes.version)
 
     return Override(
         takes=takes,
@@ -149,7 +155,7 @@ def known_overrides(
     pins: Iterable[WheelPin],
     recorded: Iterable[Override],
 ) -> tuple[Override, ...]:
-    """Return overrides to suggest: of pinned releases of NCCL that have a known bug.
+    """Return overrides to suggest: of pinned releases that have a known bug.
 
     A project that has a ``recorded`` override gets no suggestion.
     """
@@ -157,18 +163,20 @@ def known_overrides(
 
     suggestions = {}
     for pin in pins:
-        project = pin.pin.project
+        distribution = pin.pin.project
         version = pin.pin.version
-        if not is_nccl(project) or project in overridden:
+        project = sources_of(distribution)
+        if not project or distribution in overridden:
             continue
 
-        for bug in load_recipe("nccl").bugs_of(version):
+        for bug in load_recipe(project).bugs_of(version):
             if bug.take:
-                suggestions[project] = Override(
-                    takes=ExactPin(f"{project}=={bug.take}"),
+                title = projects()[project].title
+                suggestions[distribution] = Override(
+                    takes=ExactPin(f"{distribution}=={bug.take}"),
                     pin=pin.pin,
                     by=pin.by,
-                    reason=f"NCCL {version} {bug.says}",
+                    reason=f"{title} {version} {bug.says}",
                     word=f"known bug: {bug.source}",
                 )
     return tuple(suggestions.values())
@@ -229,10 +237,10 @@ def _required_nccl(house: Path) -> dict[Version, str]:
 
     require_effect(house, overrides, pins)
     for override in overrides:
-        if is_nccl(override.takes.project):
+        if sources_of(override.takes.project):
             return {override.takes.version: str(override)}
     return {
         pin.pin.version: f"{pin.wheel} requires {pin.requires}"
         for pin in pins
-        if is_nccl(pin.pin.project)
+        if sources_of(pin.pin.project)
     }

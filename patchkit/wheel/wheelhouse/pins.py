@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
+from patchkit.source.project import projects
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
@@ -35,10 +36,6 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 TORCH = "torch"
-# Projects whose pins decide which other wheels are built or downloaded.
-_LEADING = (TORCH, "vllm")
-# The name ends with the major version of CUDA. Wheels of torch pin cu13 from 2.11 on.
-_NCCL = re.compile(r"nvidia-nccl-cu\d+")
 
 
 @frozen
@@ -46,7 +43,7 @@ class ListedWheel:
     """A wheel that the manifest lists.
 
     ``metadata`` is None if the wheel was not read, for example if it is only locked. ``binaries``
-    are its libraries if patchkit built it; libraries of other wheels are not read.
+    are its libraries if patchkit built or judged them; others are not read.
     """
 
     entry: ManifestEntry
@@ -99,13 +96,15 @@ def _read_wheel(entry: ManifestEntry, path: Path) -> ListedWheel:
     with WheelFile(path) as file:
         metadata = read_metadata(file)
 
-        is_ours = entry.kind is Kind.BUILT and bool(metadata.facts)
-        has_binaries = is_ours and ANY not in entry.name.cpus
+        facts = metadata.facts
+        # Of some projects, patchkit takes upstream's libraries as they are, and judges none.
+        is_judged = facts.get("libraries") != {} or "native" in facts
+        is_ours = entry.kind is Kind.BUILT and bool(facts)
         return ListedWheel(
             entry=entry,
             path=path,
             metadata=metadata,
-            binaries=inspect_wheel(file) if has_binaries else (),
+            binaries=inspect_wheel(file) if is_ours and is_judged else (),
         )
 
 
@@ -123,23 +122,33 @@ class WheelPin:
     requires: ExactPin
 
 
-def is_nccl(project: str) -> bool:
-    """Return whether a project is NCCL, for any CUDA."""
-    return _NCCL.fullmatch(project) is not None
+def leading() -> set[str]:
+    """Return the distributions whose pins decide which other wheels are built or downloaded."""
+    return {TORCH, *(project.distribution for project in projects().values())}
+
+
+@cache
+def sources_of(distribution: str) -> str:
+    """Return the project whose sources make what torch pins by this name, "" for none."""
+    for project in projects():
+        pins = load_facts(project).torch.values()
+        if distribution in {pin.project for pin in pins}:
+            return project
+    return ""
 
 
 def wheel_pins(
     wheels: Iterable[WheelMetadata],
     locked: Iterable[WheelName] = (),
 ) -> tuple[WheelPin, ...]:
-    """Return the pins of the wheels of vLLM and torch.
+    """Return the pins of the wheels of torch, and of projects.
 
     If no torch is among ``wheels``, add the pin of NCCL that the recipe records for the torch that
     a wheel requires, or else for a torch that is only ``locked``.
     """
-    leading = [wheel for wheel in wheels if wheel.name.project in _LEADING]
-    pins = [pin for wheel in leading for pin in _own_pins(wheel)]
-    if any(wheel.name.project == TORCH for wheel in leading):
+    deciding = [wheel for wheel in wheels if wheel.name.project in leading()]
+    pins = [pin for wheel in deciding for pin in _own_pins(wheel)]
+    if any(wheel.name.project == TORCH for wheel in deciding):
         return tuple(pins)
 
     torches = {pin.wheel: pin.pin for pin in pins if pin.pin.project == TORCH}
@@ -153,10 +162,10 @@ def wheel_pins(
 
 
 def _recorded_pins(torches: Mapping[str, ExactPin]) -> Iterator[WheelPin]:
-    """Yield the NCCL that each torch pins according to the recipe; ``torches`` is wheel → torch."""
-    for filename, torch in torches.items():
+    """Yield what each torch pins according to the recipes; ``torches`` is wheel → torch."""
+    for (filename, torch), project in product(torches.items(), projects()):
         version = torch.version
-        pin = load_facts("nccl").torch.get(f"{version.major}.{version.minor}")
+        pin = load_facts(project).torch.get(f"{version.major}.{version.minor}")
         if pin:
             by = f"{TORCH} {version.public}"
             yield WheelPin(pin=pin, by=by, wheel=filename, requires=torch)
@@ -183,7 +192,7 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
     absent = []
     for name in known_wheels(house):
         path = house / name.filename
-        if name.project not in _LEADING:
+        if name.project not in leading():
             continue
         if path.is_file():
             wheels.append(_read_requirements(path))
@@ -283,13 +292,13 @@ def _find_other_nccl(
 
     If the METADATA of a torch wheel was read, yield nothing: ``_find_unmet_needs`` uses that.
     """
-    nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
+    nccl = next((wheel for wheel in wheels if sources_of(wheel.name.project)), None)
     has_torch = any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels)
     if nccl is None or has_torch:
         return
 
     for pin in all_pins(wheels):
-        if not is_nccl(pin.pin.project):
+        if not sources_of(pin.pin.project):
             continue
         version = pin.pin.version
         specifier = SpecifierSet(f"=={version}")
@@ -411,14 +420,14 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
         return wheelhouse_command("fill", house)
 
     project = wheel.name.project
-    built_project = "nccl" if is_nccl(project) else project
     drop = wheelhouse_command("prune", house, "--drop", project)
-    build = quoted(
-        "patchkit", "build", built_project, "--version", str(version), "--dir", house
-    )
+    words = ["build", sources_of(project) or project, "--version", str(version)]
+    if wheel.entry.facts.get("made") == "repack":
+        words = ["repack", f"{project}=={version}"]
+    build = quoted("patchkit", *words, "--dir", house)
 
     present = wheel.name.version.public
-    if not is_nccl(project) or str(version) not in SpecifierSet(f"<{present}"):
+    if not sources_of(project) or str(version) not in SpecifierSet(f"<{present}"):
         return f"{drop} && {build}"
 
     keep = wheelhouse_command("override", house, f"{project}=={present}")

@@ -21,10 +21,10 @@ from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
 from patchkit.frozen import frozen
-from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, Sha256, matching, read_json
+from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import ANY, WheelName, wheel_name
@@ -43,6 +43,12 @@ _PATIENCE = 60.0
 def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
     """Return the command line ``patchkit wheelhouse VERB --dir FOLDER …``, for hints."""
     return quoted("patchkit", "wheelhouse", verb, "--dir", folder, *options)
+
+
+def repack_command(release: str, cpu: str, *options: str | Path) -> str:
+    """Return the command line that repacks ``NAME==X.Y.Z``, for hints."""
+    machine = () if cpu == ANY else ("--cpu", cpu)
+    return quoted("patchkit", "repack", release, *machine, *options)
 
 
 def wheelhouse_journal(folder: Path) -> Journal:
@@ -65,9 +71,7 @@ def hold_wheelhouse(folder: Path) -> Iterator[None]:
     Raises BusyError if it is still locked then, UsageError if there is no such folder.
     """
     if not folder.is_dir():
-        make = quoted(
-            "patchkit", "repack", f"vllm=={load_recipe('vllm').newest}", "--dir", folder
-        )
+        make = quoted("patchkit", "repack", first_example(), "--dir", folder)
         raise UsageError(
             f"{folder}: no such folder",
             hint=f"name a wheelhouse that is there; or make it: {make}",

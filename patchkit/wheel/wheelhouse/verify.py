@@ -29,6 +29,7 @@ from patchkit.target import Target
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
@@ -42,8 +43,8 @@ from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
     all_pins,
     find_disagreements,
-    is_nccl,
     read_listed_wheels,
+    sources_of,
 )
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
@@ -60,6 +61,7 @@ from patchkit.wheel.wheelhouse.storage import (
     listed_manifest,
     open_for_reading,
     read_own,
+    repack_command,
     rivals,
     wheelhouse_command,
     wheelhouse_journal,
@@ -148,9 +150,9 @@ def _make_again(house: Path, entry: ManifestEntry) -> str:
     if entry.facts.get("made") != "repack":
         return "build it again"
 
-    release = f"vllm=={entry.facts.get('version')}"
-    cpu = str(entry.facts.get("machine"))
-    return quoted("patchkit", "repack", release, "--cpu", cpu, "--dir", house)
+    release = f"{entry.name.project}=={entry.name.version.public}"
+    machine = str(entry.facts.get("machine"))
+    return repack_command(release, machine, "--dir", house)
 
 
 def _find_change(path: Path, entry: ManifestEntry) -> Iterator[str]:
@@ -234,7 +236,7 @@ def verify_wheelhouse(house: Path) -> Verified:
 
     findings += unread
     for wheel in wheels:
-        if wheel.built and wheel.metadata and wheel.metadata.facts:
+        if wheel.metadata and wheel.binaries:
             findings += check_wheel(wheel.metadata, wheel.binaries)
         findings += find_unfit(wheel)
     findings += find_disagreements(house, wheels, manifest.overrides)
@@ -256,7 +258,7 @@ def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
     versions = {}
     for wheel in wheels:
         project = wheel.name.project
-        if wheel.built or project in (TORCH, "triton") or is_nccl(project):
+        if wheel.built or project in (TORCH, "triton") or sources_of(project):
             versions[project] = str(wheel.name.version)
 
     return versions
@@ -298,11 +300,12 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
             f"patchkit.json in it names no known target: {facts.get('target')!r}",
             "build it again, or update patchkit",
         )
-    elif facts.get("project") == "nccl":
+        return
+
+    if library_rules().exact.cover(wheel.name.project):
         yield from _find_inexact(wheel, facts, wheel.target)
-    elif facts.get("project") == "vllm":
-        yield from _find_missed(wheel, wheel.target)
-        yield from _find_not_native(wheel, facts, wheel.target)
+    yield from _find_missed(wheel, wheel.target)
+    yield from _find_not_native(wheel, facts, wheel.target)
 
 
 def _find_inexact(
@@ -310,19 +313,20 @@ def _find_inexact(
     facts: Mapping[str, Any],
     target: Target,
 ) -> Iterator[Finding]:
+    filename = wheel.name.filename
+    if not wheel.binaries:
+        yield finding(ProofError, filename, "holds no library", "build it again")
     for binary in wheel.binaries:
         try:
             prove_exact(binary, target, cpu=facts.get("machine"))
         except ProofError as error:
-            filename = wheel.name.filename
             yield finding(ProofError, filename, error.what, error.hint, error.why)
 
 
 def _find_missed(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
-    version = wheel.name.version
-    judged = judge_libraries(wheel.binaries, target, version)
+    judged = judge_libraries(wheel.binaries, target, wheel.name)
     fatal = [library for library in judged if library.fatal]
-    yield from missed(version, fatal, target, wheel.name.filename)
+    yield from missed(wheel.name, fatal, target, wheel.name.filename)
 
 
 def _find_not_native(

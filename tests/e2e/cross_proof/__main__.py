@@ -30,7 +30,7 @@ from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.fetch import fetch
 from patchkit.wheel.build.torch_toolkit import driver_stand_in
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.repack_origin import upstream_wheels
+from patchkit.wheel.repack.origin import upstream_wheels
 from support.proving import LIBRARY, libnccl_of, require, run
 from tools import run_program
 
@@ -251,7 +251,7 @@ class Installation:
         """
         folder = self.root.path / UPSTREAM.lstrip("/")
         with WheelFile(
-            fetch("vllm", facts["version"], upstream_wheels()[CPU])
+            fetch("vllm", facts["version"], upstream_wheels("vllm", CPU))
         ) as wheel:
             paths = extensions(wheel, self.root.python)
             same = {path for path in paths if digests.get(path) == _digest(wheel, path)}

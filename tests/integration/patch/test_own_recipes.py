@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
-from support import write_files
+from patchkit.source.fetch import cache_dir
+from patchkit.wheel.file.metadata import find_faults
+from support import run_program, write_files
+from support.wheels import write_wheel
 
 # A fix that adds a line to a file, of a tree or of an installed package.
 FIX = """\
@@ -173,6 +177,107 @@ def test_an_installed_package_of_a_project_of_a_user(tmp_path, patchkit):
     assert "compressed_tensors/.patchkit/ledger.json" in record
     patchkit("revert", package)
     assert "# a line\n" not in (package / "base.py").read_text()
+
+
+# Its wheels hold libraries for seven releases of CUDA.
+BITSANDBYTES = {
+    "bnb/recipe.toml": """\
+fixes = ["bnb_line"]
+[project]
+title = "bitsandbytes"
+distribution = "bitsandbytes"
+package = "bitsandbytes"
+markers = ["pyproject.toml", "bitsandbytes/__init__.py"]
+""",
+    "bnb/fixes/bnb_line.py": FIX.format(
+        fix="bnb_line",
+        paths=("bitsandbytes/__main__.py",),
+        before='if __name__ == "__main__":\n',
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "release", "upstream", "changed"),
+    [
+        (
+            SGLANG,
+            "sglang==0.5.5",
+            "sglang-0.5.5-py3-none-any.whl",
+            "sglang/launch_server.py",
+        ),
+        (
+            TENSORS,
+            "compressed-tensors==0.17.0",
+            "compressed_tensors-0.17.0-py3-none-any.whl",
+            "compressed_tensors/base.py",
+        ),
+        (
+            BITSANDBYTES,
+            "bnb==0.50.2",
+            "bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl",
+            "bitsandbytes/__main__.py",
+        ),
+    ],
+)
+def test_a_wheel_of_a_project_of_a_user(
+    recipe, release, upstream, changed, tmp_path, patchkit
+):
+    home = write_files(tmp_path / "recipes", recipe)
+    refused = patchkit("repack", release, rc=3)
+    assert f"fetch {release} --lock" in refused.stderr
+    lock(patchkit, release)
+    lock(patchkit, release)  # once more: what is locked stays
+    for file in home.glob("*/*.toml"):
+        assert file.read_text().count("[[") <= 2, file
+    (wheels,) = home.glob("*/wheels.toml")
+    assert f'filename = "{upstream}"' in wheels.read_text()
+
+    made = json.loads(patchkit("repack", release, "--json").stdout)
+    again = json.loads(patchkit("repack", release, "--dir", "again", "--json").stdout)
+    assert (made["source"]["file"], made["source"]["upstream"]) == (upstream, True)
+    assert (made["fresh"], made["sha256"]) == (True, again["sha256"])
+    wheel = tmp_path / made["wheel"]
+    name, version, *tag = upstream.split("-")
+    assert wheel.name.startswith(f"{name}-{version}+gb10.")
+    assert wheel.name.endswith("-".join(["", *tag]))
+    assert list(find_faults(wheel)) == []
+    assert "1 wheel, all as listed" in patchkit("verify").stdout
+    assert "made it already" in patchkit("repack", wheel, rc=2).stderr
+    with zipfile.ZipFile(wheel) as bundle:
+        files = bundle.namelist()
+        assert f"{name}/.patchkit/ledger.json" in files
+        (place,) = (file for file in files if file.endswith("/patchkit.json"))
+        facts = json.loads(bundle.read(place))
+        assert (facts["wheel"], facts["project"]) == (
+            wheel.name.split("-")[1],
+            name.replace("_", "-"),
+        )
+
+    # Installed and reverted, its package is upstream's, byte by byte.
+    site = tmp_path / "site"
+    words = ["pip", "install", "--quiet", "--no-deps", "--no-compile", "--target"]
+    options = [] if "any.whl" in upstream else ["--platform", "manylinux_2_24_aarch64"]
+    options += ["--only-binary=:all:"] if options else []
+    run_program(sys.executable, "-m", *words, site, *options, wheel)
+    with zipfile.ZipFile(cache_dir() / "sdists" / upstream) as bundle:
+        stock = {file: bundle.read(file) for file in bundle.namelist()}
+    assert (site / changed).read_bytes() != stock[changed]
+    assert "nothing to do" in patchkit("apply", site / name).stdout
+    patchkit("revert", site / name)
+    for file, data in stock.items():
+        if ".dist-info/" not in file and not file.endswith("/"):
+            assert (site / file).read_bytes() == data, file
+
+
+def test_what_has_no_wheel_or_no_recipe(tmp_path, patchkit):
+    write_files(tmp_path / "recipes", TENSORS)
+    assert "names no package" in patchkit("repack", "nccl==2.30.7", rc=2).stderr
+    wheel = write_wheel(tmp_path, "1.0", project="other")
+    told = patchkit("repack", wheel, rc=3).stderr
+    assert "is a wheel of other, not of vllm or nccl or tensors" in " ".join(
+        told.split()
+    )
 
 
 VLLM = {

@@ -9,7 +9,7 @@ import pytest
 from patchkit.errors import ProofError
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.native_parts import prove_unneeded
+from patchkit.wheel.native.parts import prove_unneeded
 from support import write_files
 from support.needed import need_ptxas
 from support.vllm_wheels import LIBRARIES

@@ -17,7 +17,6 @@ from patchkit.errors import (
     UsageError,
 )
 from patchkit.patching.fix import Request
-from patchkit.patching.recipe import load_recipe
 from patchkit.patching.user_patch import read_patches
 from patchkit.source.releases import LockEntry
 from patchkit.target import targets
@@ -25,9 +24,9 @@ from patchkit.wheel.build import machine
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm import repack_origin
-from patchkit.wheel.vllm.repack import repack_wheel
-from patchkit.wheel.vllm.repack_origin import find_wheel
+from patchkit.wheel.repack import origin as repack_origin
+from patchkit.wheel.repack.origin import find_wheel
+from patchkit.wheel.repack.repack import repack_wheel
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.pins import read_listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
@@ -54,10 +53,7 @@ def quiet(_task):
 
 
 def found(spec, *, cpu="aarch64", digest=None):
-    check = load_recipe("vllm").check
-    return find_wheel(
-        str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check
-    )
+    return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet)
 
 
 def repacked(spec, request, house, assembler=None, *, keep=False, **which):
@@ -95,7 +91,7 @@ def known(monkeypatch):
     def lock(wheel, cpu="aarch64"):
         entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
         monkeypatch.setattr(
-            repack_origin, "upstream_wheels", lambda: {cpu: {VERSION: entry}}
+            repack_origin, "upstream_wheels", lambda _project, _cpu: {VERSION: entry}
         )
         return wheel
 
@@ -507,7 +503,7 @@ def test_hashes_that_are_named(tmp_path):
     assert not locked(wheel, digest=sha256(wheel).upper())
     with pytest.raises(HashMismatchError, match="not 0000"):
         locked(wheel, digest="0" * 64)
-    with pytest.raises(UsageError, match="64 hex digits"):
+    with pytest.raises(UsageError, match="is not a sha256"):
         locked(wheel, digest="abc")
     with pytest.raises(UsageError, match="--sha256 is for a file"):
         locked("vllm==0.25.1", digest="0" * 64)

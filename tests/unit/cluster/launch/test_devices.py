@@ -52,7 +52,9 @@ def test_a_device_that_wheels_were_not_made_for_is_told(target, gpu, says):
 )
 def test_native_wheels_go_to_no_other_device(devices, cure):
     require_devices(lock(target="gb10"), devices)
-    require_devices(lock(target="gb10", native=True), {"spark-1": GB10, "laptop": None})
+    require_devices(
+        lock(target="gb10", native=("vllm==0.33.0",)), {"spark-1": GB10, "laptop": None}
+    )
     with pytest.raises(HostError, match=r"^thor-1: NVIDIA Thor") as caught:
-        require_devices(lock(target="gb10", native=True), devices)
+        require_devices(lock(target="gb10", native=("vllm==0.33.0",)), devices)
     assert cure in caught.value.hint

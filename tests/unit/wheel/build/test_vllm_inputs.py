@@ -22,9 +22,10 @@ from patchkit.wheel.vllm.inputs import (
     gather_sources,
     notices,
     parse_given,
+    parts_of,
+    prove_parts,
 )
-from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
+from patchkit.wheel.vllm.prepare import VllmOrder
 from support import read_files, write_files
 from support.vllm_wheels import HOPPER, LOST
 from support.wheels import OTHER_CPU, write_zip

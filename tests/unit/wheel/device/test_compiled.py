@@ -6,24 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from patchkit.errors import ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import Group
-from patchkit.recipes.vllm.libraries import library_table
 from patchkit.target import Load, targets
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Use,
     compiled_sources,
     judge_libraries,
+    library_table,
     prove_compiled,
     prove_groups,
     require_loading,
 )
-from patchkit.wheel.file.wheelfile import WheelFile
-from support.vllm_wheels import HOPPER, KERNELS, LOST, VERSION, vllm_wheel
+from patchkit.wheel.file.wheelfile import WheelFile, wheel_name
+from support.vllm_wheels import HOPPER, KERNELS, LOST, NAME, vllm_wheel
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10, THOR, H200 = (targets()[name] for name in ("gb10", "thor", "h200"))
@@ -119,13 +118,15 @@ def test_what_is_missing_is_told(commands, more, said):
 
 def judged(folder, target, libraries=KERNELS):
     with WheelFile(vllm_wheel(folder, libraries=libraries)) as wheel:
-        return judge_libraries(inspect_wheel(wheel), target, Version(VERSION))
+        return judge_libraries(inspect_wheel(wheel), target, wheel.name)
 
 
 def test_every_release_has_one_of_each_library_that_it_needs():
     for version in load_recipe("vllm").supported:
         names = [
-            k.file for k in library_table().library if k.covers(version) and k.required
+            k.file
+            for k in library_table("vllm").library
+            if k.covers(version) and k.required
         ]
         cores = {
             re.sub(r"_stable_libtorch|\.abi3\.so|vllm/", "", name) for name in names
@@ -152,11 +153,13 @@ def test_what_a_library_is(tmp_path, target, use):
 def test_only_what_cannot_be_done_without_is_fatal(tmp_path):
     kept = {"vllm/_C.abi3.so": LOST, "vllm/_C_stable_libtorch.abi3.so": HOPPER}
     with pytest.raises(ProofError) as caught:
-        require_loading(judged(tmp_path, GB10, kept), GB10, Version(VERSION))
+        require_loading(judged(tmp_path, GB10, kept), GB10, wheel_name(NAME))
     lost = [line.split(":")[0].strip() for line in caught.value.what.splitlines()[1:]]
     assert lost == ["vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C.abi3.so"]
-    require_loading(judged(tmp_path, GB10), GB10, Version(VERSION))
+    require_loading(judged(tmp_path, GB10), GB10, wheel_name(NAME))
 
 
 def test_the_way_around_lost_kernels_is_among_the_fixes():
-    assert set(library_table().around) <= {fix.id for fix in load_recipe("vllm").fixes}
+    assert set(library_table("vllm").around) <= {
+        fix.id for fix in load_recipe("vllm").fixes
+    }

@@ -1,4 +1,4 @@
-"""Make the native parts of a wheel of vLLM: assemble libraries, and leave some out.
+"""Make the native parts of a wheel: assemble libraries, and leave some out.
 
 A library leaves if it is for other devices alone, and if every import of it may fail.
 """
@@ -6,26 +6,25 @@ A library leaves if it is for other devices alone, and if every import of it may
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import field
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-
-from packaging.version import Version
 
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
 from patchkit.frozen import frozen
-from patchkit.recipes.vllm.build import known_externals
+from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
-from patchkit.wheel.vllm.upstream_parts import members_of
 
 # Handlers of an import that is missing: ImportError and what it derives from.
 _CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
@@ -40,14 +39,20 @@ class Kernels:
 
     @property
     def cuda(self) -> str:
-        """Return the major version of the CUDA that the libraries are linked with."""
-        return cuda_major(self.binaries)
+        """Return the major version of the CUDA that the libraries are linked with.
+
+        Return "" for libraries that no table knows, if they need none or several.
+        """
+        majors = {str(major) for binary in self.binaries for major in binary.cuda}
+        if self.judged or len(majors) == 1:
+            return cuda_major(self.binaries)
+        return ""
 
 
-def read_kernels(wheel: WheelFile, target: Target, version: Version) -> Kernels:
-    """Read the libraries of a wheel of vLLM. Raises SourceError for a damaged one."""
+def read_kernels(wheel: WheelFile, target: Target) -> Kernels:
+    """Read the libraries of a wheel. Raises SourceError for a damaged one."""
     binaries = inspect_wheel(wheel)
-    judged = judge_libraries(binaries, target, version)
+    judged = judge_libraries(binaries, target, wheel.name)
     return Kernels(binaries=binaries, judged=judged)
 
 
@@ -115,7 +120,9 @@ def native_parts(
     names = [
         binary.name
         for binary in kernels.binaries
-        if binary.name not in dropped and jit_entries(binary, target)
+        if binary.name not in dropped
+        and jit_entries(binary, target)
+        and not library_rules().is_closed(wheel.name.project, binary.name)
     ]
     files = wheel.extract(names, folder / "old")
     made = make_native(files, target, folder, assembler, progress, dispatch)
@@ -124,7 +131,7 @@ def native_parts(
 
 
 def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
-    """Prove that vLLM starts without some libraries.
+    """Prove that a package starts without some libraries.
 
     Each import of one may fail, or stands in a file of the project that the library belongs to.
     Raises ProofError that names the import.
@@ -150,6 +157,15 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
                     why="this release needs the library even where no device loads it",
                     hint="keep it: --keep-libraries",
                 )
+
+
+def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths of a wheel that belong to a source, in their order."""
+    return tuple(
+        path
+        for path in paths
+        if any(fnmatchcase(path, part) for part in known.installed)
+    )
 
 
 def _needed_imports(node: ast.AST) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,1 @@
+"""Repack released wheels: patched, under a version of their own."""

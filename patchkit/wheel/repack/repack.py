@@ -1,0 +1,429 @@
+"""Repack upstream's wheel for one device: its Python and data change, its kernels are checked.
+
+origin → kernels → patched tree → native parts → additions → new wheel → wheelhouse
+
+Each step returns a new value, made from the values of earlier steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packaging.version import Version
+
+from patchkit.apply import apply
+from patchkit.digests import digest, sha256_of
+from patchkit.durable.paths import is_file
+from patchkit.elf import by_version
+from patchkit.errors import DriftError, UsageError
+from patchkit.frozen import frozen
+from patchkit.patching.commit import Applied
+from patchkit.patching.fix import Request, Severity, State
+from patchkit.patching.ledger import LedgerRequest, ledger_path, original_path
+from patchkit.patching.plan import patch_steps
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import Workspace, open_workspace
+from patchkit.source.project import projects
+from patchkit.source.resolve import Report
+from patchkit.source.tree import Sandboxed
+from patchkit.target import Target, toolkits
+from patchkit.unreached import Dispatch, known_dispatch
+from patchkit.wheel.build.machine import staging
+from patchkit.wheel.device.first_use import first_use_phrase
+from patchkit.wheel.device.libraries import (
+    Judged,
+    Use,
+    library_table,
+    needed_versions,
+    require_loading,
+)
+from patchkit.wheel.file.library_rules import library_rules
+from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.sbom import UNLABELLED, NewWheel, made_facts, name_wheel
+from patchkit.wheel.file.wheelfile import ANY, Facts
+from patchkit.wheel.file.write import rewrite_wheel
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.native.listing import called_entries
+from patchkit.wheel.native.parts import (
+    Kernels,
+    NativeParts,
+    native_parts,
+    read_kernels,
+)
+from patchkit.wheel.repack.origin import Origin
+from patchkit.wheel.wheelhouse.contents import add_wheel, check_room
+
+
+@frozen
+class Repacked:
+    """A repacked wheel in the wheelhouse; ``fresh`` if this run put it there.
+
+    ``source`` has file name, sha256 and size of the wheel that was repacked.
+    """
+
+    wheel: Path
+    sha256: str
+    size: int
+    fresh: bool
+    source: Mapping[str, Any]
+    outcome: Applied
+    libraries: tuple[Judged, ...]
+    notes: tuple[str, ...]
+    facts: Facts
+
+
+def repack_wheel(
+    origin: Origin,
+    request: Request,
+    house: Path,
+    *,
+    report: Report,
+    sandboxed: Sandboxed = Sandboxed.ALWAYS,
+    assembler: Assembler | None = None,
+    keep_libraries: bool = False,
+    say: Callable[[str], None] = lambda _line: None,
+) -> Repacked:
+    """Patch and prove the wheel ``origin``, and put the new wheel into the wheelhouse ``house``.
+
+    ``sandboxed`` says how proofs may run the wheel's own code. With an ``assembler``, PTX in the
+    libraries becomes machine code, and libraries for other devices are left out unless
+    ``keep_libraries``. Raises ProofError if the kernels do not serve the device, UsageError if
+    there is nothing to change, and the errors of ``apply`` and ``add_wheel``.
+    """
+    target = request.target
+    # The torch that the wheel requires decides the CUDA of the target.
+    if torch := read_metadata(origin.wheel).pins.get("torch"):
+        target = target.with_torch(torch)
+        request = replace(request, target=target)
+    # The version without its digest, which is not known yet.
+    version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
+    distribution = origin.wheel.distribution
+    check_room(house, f"{distribution}-{version}-{origin.wheel.name.tag}.whl")
+
+    # First of all: kernels that do not serve the device cannot be patched into serving it.
+    say(f"reading the device code of {origin.wheel.path.name}")
+    kernels = read_kernels(origin.wheel, target)
+    require_loading(kernels.judged, target, origin.wheel.name)
+
+    with staging() as folder:
+        say("patching and proving")
+        patched = _patch_tree(origin, request, kernels, folder / "tree", sandboxed)
+
+        dispatch = known_dispatch(origin.project, origin.version, target)
+        native = NativeParts()
+        if assembler:
+            say("assembling machine code")
+            native = native_parts(
+                origin.wheel,
+                kernels,
+                target,
+                folder / "native",
+                assembler,
+                report("Assembling PTX"),
+                dispatch,
+                keep=keep_libraries,
+            )
+        if not (patched.outcome.written or native.changes):
+            raise _unchanged_error(origin, target, native=assembler is not None)
+
+        new = _make_additions(patched, kernels, native)
+        wheel = folder / new.filename
+        bar = report("Writing")
+        rewrite_wheel(
+            origin.wheel,
+            wheel,
+            new.members,
+            bar,
+            native.dropped,
+        )
+
+        sha256 = sha256_of(wheel)
+        size = wheel.stat().st_size
+        place = house / new.filename
+        fresh = not is_file(place) or sha256_of(place) != sha256
+        add_wheel(house, wheel, new.facts, say=say)
+
+    notes = [*_install_notes(patched, kernels), *_native_notes(patched, native)]
+    if not native.facts:
+        notes += _first_use_notes(kernels, target, dispatch)
+    return Repacked(
+        wheel=place,
+        sha256=sha256,
+        size=size,
+        fresh=fresh,
+        source=origin.fields,
+        outcome=patched.outcome,
+        libraries=kernels.judged,
+        notes=tuple(notes),
+        facts=new.facts,
+    )
+
+
+@frozen
+class _PatchedTree:
+    """The unpacked wheel with its fixes.
+
+    ``request`` is the user's; fixes that were ``turned_on`` besides avoid lost kernels. ``files``
+    are the patched ones, as the ledger has them: path → sha256 before and after.
+    """
+
+    origin: Origin
+    request: Request
+    turned_on: tuple[str, ...]
+    workspace: Workspace
+    outcome: Applied
+    files: Mapping[str, tuple[str, str]]
+
+
+def _patch_tree(
+    origin: Origin,
+    request: Request,
+    kernels: Kernels,
+    tree: Path,
+    sandboxed: Sandboxed,
+) -> _PatchedTree:
+    """Unpack the wheel without its libraries into ``tree``, and apply the fixes."""
+    for name, data in origin.wheel.texts():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    recipe = load_recipe(origin.project)
+    package = tree / projects()[origin.project].package
+    around = _fixes_around(origin, request, kernels)
+    effective = replace(request, also=request.also | around)
+    outcome = apply(package, recipe, effective, anew=True, sandboxed=sandboxed)
+
+    workspace = open_workspace(package, origin.project)
+    files = dict(workspace.ledger.files) if workspace.ledger else {}
+    # pip writes RECORD when it installs, so the ledger cannot know it; a revert restores its lines.
+    files.pop(f"{origin.wheel.dist_info}/RECORD", None)
+    return _PatchedTree(
+        origin=origin,
+        request=request,
+        turned_on=tuple(sorted(around - request.also)),
+        workspace=workspace,
+        outcome=outcome,
+        files=files,
+    )
+
+
+def _fixes_around(origin: Origin, request: Request, kernels: Kernels) -> set[str]:
+    """Return the optional fixes that keep a package from choosing kernels that do not load.
+
+    Return none if every kernel loads. ``--only`` and ``--without`` of the request are respected.
+    """
+    has_lost = any(library.use is Use.PARTLY for library in kernels.judged)
+    if request.only or not has_lost:
+        return set()
+
+    around = set()
+    for fix_id in set(library_table(origin.project).around) - request.skip:
+        fix = load_recipe(origin.project).fix(fix_id)
+        need = fix.need(origin.version, request.arch, "installed") if fix else None
+        if need and need.severity is Severity.OPTIONAL:
+            around.add(fix_id)
+
+    return around
+
+
+def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageError:
+    also = "" if native else ", make it --native"
+    return UsageError(
+        f"no fix changes anything in {origin.wheel.name.filename} for {target.title}",
+        why="the release needs none there, or they were left out",
+        hint=f"install the wheel as it is{also}, or choose fixes with --with",
+    )
+
+
+def _make_additions(
+    patched: _PatchedTree,
+    kernels: Kernels,
+    native: NativeParts,
+) -> NewWheel:
+    """Make the members of the new wheel, and its name."""
+    origin = patched.origin
+    target = patched.request.target
+    label = f"{target.name}.{UNLABELLED}"
+    if kernels.cuda:
+        # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
+        is_targets = target.cuda.startswith(f"{kernels.cuda}.")
+        label = f"{target.cuda_tag if is_targets else f'cu{kernels.cuda}'}.{label}"
+
+    version = f"{origin.version.public}+{label}"
+    facts = _repack_facts(patched, kernels, native, version)
+    steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
+    members = {
+        **_patched_files(patched, version),
+        **_version_file(patched, version),
+        **native.members,
+    }
+    return name_wheel(origin.wheel, _wheel_tag(origin, kernels), facts, steps, members)
+
+
+def _wheel_tag(origin: Origin, kernels: Kernels) -> str:
+    """Return the tag of the wheel, with the glibc that its libraries need if that is newer."""
+    tag = origin.wheel.name.tag
+    promised = library_rules().promised_glibc(tag)
+    needed = needed_versions(kernels.binaries).get("GLIBC", "")
+    if not promised or by_version(needed) <= by_version(f"GLIBC_{promised}"):
+        return tag
+
+    glibc = "_".join(re.findall(r"\d+", needed)[:2])
+    return f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
+
+
+def _patched_files(patched: _PatchedTree, version: str) -> dict[str, bytes]:
+    """Return the files of the fixes: patched files, originals and the ledger."""
+    ledger = patched.workspace.ledger
+    if ledger is None:
+        return {}
+
+    root = patched.workspace.tree.root
+    state = patched.workspace.state
+    members = {path: (root / path).read_bytes() for path in patched.files}
+    for path in patched.files:
+        original = original_path(state, path)
+        if original.is_file():
+            members[str(original.relative_to(root))] = original.read_bytes()
+
+    # Without its date: the wheel is the same on every day.
+    ledger = replace(ledger, files=patched.files, date="", version=version)
+    members[str(ledger_path(state).relative_to(root))] = ledger.to_json()
+    return members
+
+
+def _repack_facts(
+    patched: _PatchedTree,
+    kernels: Kernels,
+    native: NativeParts,
+    version: str,
+) -> Facts:
+    origin = patched.origin
+    request = patched.request
+    digests = [
+        f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
+    ]
+    facts = made_facts(origin.wheel, "repack", request.target.name) | {
+        "version": origin.version.public,
+        "recipe": load_recipe(origin.project).digest,
+        "request": LedgerRequest.of(request).fields(),
+        "turned_on": list(patched.turned_on),
+        "upstream": origin.locked,
+        "tree": f"sha256:{digest(''.join(digests))}",
+        "fixes": fix_states(patched.outcome),
+        "machine": origin.cpu,
+        "cuda": kernels.cuda,
+        "libraries": {library.name: library.use.value for library in kernels.judged},
+        "wheel": version,
+    }
+    if native.facts:
+        facts["native"] = native.facts
+
+    return facts | request.patch_facts
+
+
+def fix_states(outcome: Applied) -> list[str]:
+    """Return the state of each fix that applies to the release, for the facts."""
+    return [
+        f"{verdict.fix.id}: {verdict.state.value}"
+        for verdict in outcome.verdicts
+        if verdict.state is not State.NOT_APPLICABLE
+    ]
+
+
+def _version_file(patched: _PatchedTree, version: str) -> dict[str, bytes]:
+    """Return the file that tells the version to Python, with the new one; {} if there is none.
+
+    It is one that setuptools-scm wrote; ``patchkit revert`` leaves it as it is.
+    """
+    path = library_rules().version_files.get(patched.origin.project)
+    if path is None:
+        return {}
+
+    parsed = Version(version)
+    parts: list[object] = list(parsed.release)
+    if parsed.dev is not None:
+        parts.append(f"dev{parsed.dev}")
+    parts.append(version.partition("+")[2])
+    as_tuple = ", ".join(map(repr, parts))
+
+    text = (patched.workspace.tree.root / path).read_bytes().decode()
+    # As setuptools-scm writes it: __version__ = version = '0.25.1'.
+    for pattern, line in (
+        (r"version = '[^']*'", f"version = '{version}'"),
+        (r"version_tuple = \([^()]*\)", f"version_tuple = ({as_tuple})"),
+    ):
+        text, count = re.subn(rf"(?<=[ _]){pattern}(?=\n|$)", line, text)
+        if count != 1:
+            raise DriftError(
+                f"{path}: {count} lines match {pattern!r}, expected 1",
+                why="the wheel was made by other means than upstream's",
+                hint="name upstream's wheel: patchkit repack NAME==X.Y.Z",
+            )
+    return {path: text.encode()}
+
+
+def _install_notes(patched: _PatchedTree, kernels: Kernels) -> Iterator[str]:
+    """Yield notes for the user who installs the wheel: its origin, CPU, CUDA and kernels."""
+    origin = patched.origin
+    target = patched.request.target
+    if not origin.locked:
+        name = origin.wheel.name.filename
+        yield f"not upstream's wheel: {name}, sha256:{origin.wheel.sha256}"
+
+    if origin.cpu not in (ANY, target.cpu):
+        yield (
+            f"for {origin.cpu}, and {target.title} has {target.cpu}: "
+            "a wheel for tests elsewhere"
+        )
+
+    cuda = kernels.cuda
+    if cuda not in ("", target.cuda.partition(".")[0]):
+        yield (
+            f"the kernels are linked with CUDA {cuda} (libcudart.so.{cuda}), not with "
+            f"{target.cuda}; the wheel's version says so"
+        )
+
+    for library in kernels.judged:
+        if library.missed or library.use is Use.PARTLY:
+            yield f"{library.name} {library.phrase}"
+    for fix_id in patched.turned_on:
+        yield f"{fix_id} is on, since kernels that do not load would be chosen and fail"
+
+
+def _first_use_notes(
+    kernels: Kernels, target: Target, dispatch: Dispatch
+) -> Iterator[str]:
+    """Yield notes on the PTX that the device compiles at first use, if the wheel has any."""
+    entries = called_entries(kernels.binaries, target, dispatch)
+    if not entries:
+        return
+
+    yield f"{first_use_phrase(entries)}; --native assembles it now"
+    oldest = toolkits()[0]
+    if any(entry.version > oldest.ptx for entry in entries):
+        row = next(row for row in toolkits() if row.cuda == target.cuda)
+        yield f"drivers older than {row.driver} do not compile PTX of CUDA {row.cuda}"
+
+
+def _native_notes(patched: _PatchedTree, native: NativeParts) -> Iterator[str]:
+    """Yield notes on PTX that was assembled, PTX that could not be, and libraries left out."""
+    refused = list(native.refused_notes)
+    if native.count:
+        end = "" if refused else ": none is compiled at first use"
+        yield f"{native.count} fat binaries assembled from upstream's PTX{end}"
+    if native.dropped:
+        names = [PurePosixPath(path).name for path in native.dropped]
+        stems = [name.partition(".")[0] for name in names]
+        yield f"left out, as they are for other devices: {', '.join(stems)}"
+
+    title = patched.request.target.title
+    for library in native.libraries:
+        yield from library.refused_notes
+        for kernels in library.unreached:
+            yield f"{kernels.name} stays PTX: on {title} {kernels.source} never calls it"
