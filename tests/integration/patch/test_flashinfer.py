@@ -8,7 +8,7 @@ import pytest
 
 from patchkit.apply import apply, revert
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.releases import read_lock
+from patchkit.source.releases import read_lock, read_wheel_lock
 from support.selection import WHOLE
 
 RECIPE = load_recipe("flashinfer")
@@ -97,3 +97,14 @@ def test_an_installed_package(tmp_path, cli):
     assert "flashinfer/.patchkit/ledger.json" in record
     cli("revert", package)
     assert (site / PATH).read_text() == stock
+
+
+def test_the_wheel_of_a_release(fetched, house, cli):
+    wheels = read_wheel_lock(RECIPE.home / "wheels.toml")["any"]
+    assert wheels.keys() == LOCK.keys()
+    fetched("flashinfer-python", wheels["0.6.13"])
+    shown = cli("repack", "flashinfer==0.6.13", "--dir", house).stdout
+    assert f"proved {PROOF}" in " ".join(shown.split())
+    (wheel,) = house.glob("*.whl")
+    assert wheel.name.startswith("flashinfer_python-0.6.13+gb10.")
+    assert "1 wheel, all as listed" in cli("verify", house).stdout
