@@ -12,7 +12,6 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
-from patchkit.source.project import projects as known_projects
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
@@ -130,11 +129,8 @@ def _filled_node(manifest: Manifest) -> tuple[str, str]:
 
 def _smoke_test(projects: Collection[str]) -> str:
     """Return Python statements that import the installed packages, to test the image."""
-    packages = {"torch": "torch"}
-    packages |= {
-        known.distribution: known.package for known in known_projects().values()
-    }
-    statements = [f"import {packages[name]}" for name in packages if name in projects]
+    packages = ("torch", *sorted(library_rules().started.names))
+    statements = [f"import {package}" for package in packages if package in projects]
     if _NCCL in projects:
         statements.append(_NCCL_SMOKE)
     return "; ".join(statements) or "pass"
