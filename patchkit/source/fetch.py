@@ -176,16 +176,17 @@ def lock_files(
             elif _FOR_ANY_PYTHON.search(package.filename):
                 wheels |= dict.fromkeys(wheel_cpus(package.filename), entry) | wheels
 
-    files = [*sdists[:1], *wheels.values()]
+    del sdists[1:]
+    files = [*sdists, *wheels.values()]
     if not files:
         what = f"an sdist of {distribution} {version}, or a wheel for every Python"
         raise not_offered(client.endpoint, f"{what}, with a sha256")
 
-    _add_to_lock(folder / "lock.toml", "sdist", sdists[:1])
+    release = str(version)
+    path = fetch(distribution, release, {release: files[0]}, progress=progress)
+    _add_to_lock(folder / "lock.toml", "sdist", sdists)
     _add_to_lock(folder / "wheels.toml", "wheel", dict.fromkeys(wheels.values()))
-    return fetch(
-        distribution, str(version), {str(version): files[0]}, progress=progress
-    )
+    return path
 
 
 def _add_to_lock(lock: Path, kind: str, entries: Iterable[LockEntry]) -> None:

@@ -142,10 +142,7 @@ def repack_command(
     yield from map(note, repacked.notes)
 
     what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
-    if repacked.fresh:
-        yield GOOD + what
-    else:
-        yield f"nothing to do, it is there already: {what}"
+    yield (GOOD if repacked.fresh else "nothing to do, it is there already: ") + what
     yield from install_steps(repacked.wheel, repacked.facts)
 
 

@@ -74,11 +74,10 @@ def revert_installed(site: Path, *, force: bool = False) -> dict[str, tuple[str,
     packages = {project.package: name for name, project in projects().items()}
     for state in sorted(site.glob("*/.patchkit")):
         home = state.parent.name
-        name, is_dist_info, _ = home.partition("-")
-        if home not in packages and not is_dist_info:
+        name = packages.get(home, home.partition("-")[0])
+        if home not in packages and name == home:
             continue
 
-        name = packages.get(home, name)
         find = partial(detect_installed, site, name)
         if not force:
             with locked_workspace(find) as workspace:

@@ -39,16 +39,6 @@ class Origin:
     cpu: str
     locked: bool
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """The fields that say which wheel it is, for JSON."""
-        return {
-            "file": self.wheel.name.filename,
-            "sha256": self.wheel.sha256,
-            "size": self.wheel.size,
-            "upstream": self.locked,
-        }
-
 
 @contextmanager
 def find_wheel(
@@ -65,7 +55,7 @@ def find_wheel(
     Raises UsageError, SourceError, HashMismatchError, StorageError.
     """
     path = Path(spec)
-    if path.suffix == ".whl" or path.exists():
+    if path.suffix == ".whl" or "==" not in spec:
         project = _check_named(path, cpu)
     elif sha256 is not None:
         raise UsageError(

@@ -101,8 +101,8 @@ def repack_wheel(
         request = replace(request, target=target)
     # The version without its digest, which is not known yet.
     version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
-    distribution = origin.wheel.distribution
-    check_room(house, f"{distribution}-{version}-{origin.wheel.name.tag}.whl")
+    name = f"{origin.wheel.distribution}-{version}-{origin.wheel.name.tag}.whl"
+    check_room(house, name)
 
     # First of all: kernels that do not serve the device cannot be patched into serving it.
     say(f"reading the device code of {origin.wheel.path.name}")
@@ -155,7 +155,12 @@ def repack_wheel(
         sha256=sha256,
         size=size,
         fresh=fresh,
-        source=origin.fields,
+        source={
+            "file": origin.wheel.name.filename,
+            "sha256": origin.wheel.sha256,
+            "size": origin.wheel.size,
+            "upstream": origin.locked,
+        },
         outcome=patched.outcome,
         libraries=kernels.judged,
         notes=tuple(notes),
@@ -413,9 +418,8 @@ def _first_use_notes(
 
 def _native_notes(patched: _PatchedTree, native: NativeParts) -> Iterator[str]:
     """Yield notes on PTX that was assembled, PTX that could not be, and libraries left out."""
-    refused = list(native.refused_notes)
     if native.count:
-        end = "" if refused else ": none is compiled at first use"
+        end = "" if any(native.refused_notes) else ": none is compiled at first use"
         yield f"{native.count} fat binaries assembled from upstream's PTX{end}"
     if native.dropped:
         names = [PurePosixPath(path).name for path in native.dropped]

@@ -395,31 +395,22 @@ def upstream_parts(
     offline: bool,
     progress: Progress | None,
 ) -> FoundSource:
-    """Find the parts of a source in upstream's wheel of a release.
+    """Find the parts of a source in upstream's wheel of a release, which is fetched.
 
-    Raises the errors of ``fetch_upstream`` and ``parts_of``.
+    Raises SourceError if the lock has none, and the errors of ``fetch`` and ``parts_of``.
     """
-    with WheelFile(fetch_upstream(version, cpu, offline, progress)) as wheel:
-        return parts_of(wheel, known, target)
-
-
-def fetch_upstream(
-    version: Version,
-    cpu: str,
-    offline: bool,
-    progress: Progress | None,
-) -> Path:
-    """Fetch upstream's wheel of a release. Raises SourceError if the lock has none."""
-    entry = upstream_wheels("vllm", cpu).get(version.public)
-    if entry is None:
+    entries = upstream_wheels("vllm", cpu)
+    release = version.public
+    if release not in entries:
         raise SourceError(
-            f"upstream's wheel of vLLM {version.public} for {cpu} is not locked",
+            f"upstream's wheel of vLLM {release} for {cpu} is not locked",
             why="that is no release, or one that this patchkit does not know",
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
 
-    entries = {entry.version: entry}
-    return fetch("vllm", entry.version, entries, offline=offline, progress=progress)
+    path = fetch("vllm", release, entries, offline=offline, progress=progress)
+    with WheelFile(path) as wheel:
+        return parts_of(wheel, known, target)
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:

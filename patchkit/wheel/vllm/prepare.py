@@ -46,6 +46,7 @@ from patchkit.recipes.vllm.leave_out import (
 from patchkit.records import RECIPES
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import FORK, detect
+from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import (
     foreign_file,
     named_version,
@@ -169,12 +170,9 @@ class VllmOrder:
 
 
 @frozen
-class VllmSource:
-    """A folder or an sdist, with its identity, its version, and its needs of the machine."""
+class VllmSource(SourceOrigin):
+    """A folder or an sdist, and what its build needs of the machine."""
 
-    path: Path
-    identity: str
-    version: Version
     needs: Needs
 
 
