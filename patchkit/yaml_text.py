@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import yaml  # at run time it is imported where it is used, since loading takes 20 ms
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DEEPEST = 64  # levels of nested collections
 _NODE = 40  # weight of a node in addition to its characters
 _HEAVIEST = 8 << 20
-# Errors that PyYAML raises for a malformed date, number or bool.
+# Errors that PyYAML raises for odd characters and places.
 _ODD_VALUES = (ArithmeticError, AttributeError, LookupError, ValueError)
 
 
@@ -52,15 +52,6 @@ def read_nodes(text: str) -> list[yaml.Node | None]:
     _weigh(text)
     with _translate_errors(text):
         return list(yaml.compose_all(text, Loader=_loader()))
-
-
-def read_value(text: str) -> Any:
-    """Return the value of a text with one document. Raises YamlError."""
-    import yaml
-
-    _weigh(text)
-    with _translate_errors(text):
-        return yaml.load(text, Loader=_loader())  # noqa: S506 - both are safe
 
 
 def _loader() -> type[yaml.CSafeLoader | yaml.SafeLoader]:
@@ -110,7 +101,7 @@ def _weigh(text: str) -> None:
 
 @contextlib.contextmanager
 def _translate_errors(text: str) -> Iterator[None]:
-    """Turn errors of PyYAML into YamlError, also those for a value that does not fit its tag."""
+    """Turn errors of PyYAML into YamlError."""
     import yaml
 
     try:
@@ -125,7 +116,5 @@ def _translate_errors(text: str) -> Iterator[None]:
             before = text.encode()[: error.position].decode(errors="replace")
         line = before.count("\n") + 1
         raise YamlError(line, f"odd characters: {error.reason}") from None
-    except _ODD_VALUES as error:
-        raise YamlError(1, f"a value is not of its kind: {error}") from None
-    except yaml.YAMLError as error:
+    except (*_ODD_VALUES, yaml.YAMLError) as error:
         raise YamlError(1, str(error)) from None

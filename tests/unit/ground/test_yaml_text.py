@@ -3,24 +3,13 @@
 import pytest
 import yaml
 
-from patchkit.yaml_text import YamlError, read_nodes, read_value
-
-ODD = [
-    "!!bool x",
-    "!!timestamp x",
-    '!!int ""',
-    '!!float ""',
-    "1:" * 400 + "1.0",
-    "2001-99-99",
-]
+from patchkit.yaml_text import YamlError, read_nodes
 
 
-@pytest.mark.parametrize(
-    "text", [*ODD, "!!int {=: ''}", "\ud800", "a: [", "*a", "&a [*a]"]
-)
-def test_a_value_that_is_none_is_an_error_of_yaml(text):
+@pytest.mark.parametrize("text", ["\ud800", "a: [", "*a", "&a [*a]"])
+def test_a_text_that_is_none_is_an_error_of_yaml(text):
     with pytest.raises(YamlError):
-        read_value(text)
+        read_nodes(text)
 
 
 @pytest.mark.parametrize("with_libyaml", [False, True])
@@ -32,7 +21,7 @@ def test_the_line_of_an_odd_character_is_told(monkeypatch, with_libyaml):
         monkeypatch.setattr(yaml, "__with_libyaml__", False)
     text = "a: ééééééé\n" * 3 + "b: \x01\n" + "c: 1\n" * 20
     with pytest.raises(YamlError, match="odd characters") as error:
-        read_value(text)
+        read_nodes(text)
     assert error.value.line == 4
 
 
@@ -44,16 +33,16 @@ def nested(levels):
 
 
 def test_aliases_count_as_what_they_stand_for():
-    assert len(read_value(nested(63))) == 63
+    assert len(read_nodes(nested(63))[0].value) == 63
     with pytest.raises(YamlError, match="nested too deeply") as error:
         read_nodes(nested(200))
     assert error.value.line == 64
-    assert read_value("[" * 64 + "]" * 64)
+    assert read_nodes("[" * 64 + "]" * 64)
     with pytest.raises(YamlError, match="nested too deeply"):
-        read_value("[" * 65 + "]" * 65)
+        read_nodes("[" * 65 + "]" * 65)
 
     tenfold = "\n".join(
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)
     )
     with pytest.raises(YamlError, match="too large"):
-        read_value(f"a0: &a0 x\n{tenfold}")
+        read_nodes(f"a0: &a0 x\n{tenfold}")
