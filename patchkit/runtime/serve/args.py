@@ -29,7 +29,11 @@ from patchkit.runtime.rules.presets import (
     same_value,
 )
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
-from patchkit.runtime.serve.command_notes import flag_notes, model_notes
+from patchkit.runtime.serve.command_notes import (
+    first_start_notes,
+    flag_notes,
+    model_notes,
+)
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.listen import listen_notes
 from patchkit.runtime.serve.model import SPARK
@@ -98,6 +102,7 @@ class ServeCommand:
         return (
             *filter(None, [self.request.memory.note]),
             *speed_notes(self.request, flags),
+            *first_start_notes(self.request.node, flags),
         )
 
 
@@ -160,6 +165,7 @@ def serve_args(
             *model_notes(request),
             *context_notes(request, values, fit),
             *speed_notes(request, values),
+            *first_start_notes(request.node, values),
             *_refusal_notes(refused, unlike),
             *flag_notes(values),
         ),

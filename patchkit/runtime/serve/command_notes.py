@@ -1,22 +1,50 @@
-"""Write the notes on a command: about the model, its size, and what its flags mean."""
+"""Write the notes on a command: the model, its size, its flags, and what its first start compiles.
+
+recipes/env/flashinfer.toml has the modules that are compiled, by release, kind of model and flags.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import read_json
+from patchkit.records import RECIPES, read_json, read_toml
+from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe, load_presets
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Values
+from patchkit.runtime.rules.rule import Advice, Grounded, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.request import ServeRequest
 
-_SEQUENCES = "--max-num-seqs"
-_BATCHED_TOKENS = "--max-num-batched-tokens"
-_BLOCK_DRAFTERS = ("dflash", "dspark")  # each sequence drafts a block of tokens at once
+
+@frozen
+class Module(Grounded):
+    """A module that vLLM asks for: ``seconds`` of a CPU for its units, ``gib`` for one of them."""
+
+    name: str
+    units: int
+    seconds: float
+    gib: float
+
+
+@frozen
+class ModuleTable:
+    """All of flashinfer.toml; ``jobs`` is MAX_JOBS of an env file."""
+
+    jobs: int
+    module: tuple[Module, ...]
+    more: tuple[Advice, ...]
+
+
+@cache
+def load_modules() -> ModuleTable:
+    """Return what is known. Raises UsageError, with file and line, for a wrong entry."""
+    return read_toml(ModuleTable, RECIPES / "env" / "flashinfer.toml")
 
 
 def flag_notes(values: Values) -> Iterator[str]:
@@ -29,26 +57,6 @@ def flag_notes(values: Values) -> Iterator[str]:
     if drafting:
         by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
         yield f"it drafts{by}: faster, for code above all; --without drafter leaves it out"
-        yield from _drafting_limit_notes(drafting, values)
-
-
-def _drafting_limit_notes(drafting: Mapping[str, Any], values: Values) -> Iterator[str]:
-    """Yield a note if too few tokens are batched for all sequences to draft (config/vllm.py)."""
-    depth = drafting.get("num_speculative_tokens")
-    if drafting.get("method") not in _BLOCK_DRAFTERS or not isinstance(depth, int):
-        return
-    sequences = _read_limit(values, _SEQUENCES)
-    tokens = _read_limit(values, _BATCHED_TOKENS)
-    if 0 < tokens < depth * sequences:
-        yield (
-            f"{tokens // depth} of {sequences} sequences are computed at once: "
-            f"each drafts {depth} tokens, and {_BATCHED_TOKENS} is {tokens}"
-        )
-
-
-def _read_limit(values: Values, flag: str) -> int:
-    text = values.get(flag, "")
-    return int(text) if text.isdigit() else 0
 
 
 def model_notes(request: ServeRequest) -> Iterator[str]:
@@ -107,3 +115,24 @@ def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:
         yield preset.note
+
+
+def first_start_notes(node: Node, flags: Values) -> Iterator[str]:
+    """Yield what compiles before the first answer; nothing for a build that is no release."""
+    table = load_modules()
+    modules = select_entries(table.module, {**node.situation, **flags})
+    is_build = node.preset and node.preset.build
+    if is_build or not modules:
+        return
+
+    names = ", ".join(row.id for row in modules)
+    units = sum(row.units for row in modules)
+    seconds = sum(row.seconds for row in modules)
+    minutes = math.ceil(seconds / table.jobs / 60)
+    gib = max(row.gib for row in modules)
+    more = "".join(row.says for row in select_entries(table.more, node.situation))
+    yield (
+        f"FlashInfer compiles at the first start, if an earlier one did not: {names}; {units} "
+        f"units, up to {gib} GiB for a compiler, about {minutes} min with MAX_JOBS={table.jobs} of "
+        f"`patchkit env`, without it a compiler for each core{more}"
+    )

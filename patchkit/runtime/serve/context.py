@@ -21,7 +21,7 @@ _LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many toke
 
 # Beginnings of keys in configs of models whose cache is compressed, shared, or of a fixed size.
 _OTHER_CACHE = ("compress", "index_", "hybrid", "num_kv_shared")
-_RECURRENT = ("mamba", "ssm_", "linear_")
+RECURRENT = ("mamba", "ssm_", "linear_")
 
 
 def context_notes(
@@ -80,7 +80,7 @@ def _full_layers(config: Mapping[str, Any]) -> int:
         return kinds.count(_FULL)
 
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
-    if slides or any(name.startswith(_RECURRENT) for name in config):
+    if slides or any(name.startswith(RECURRENT) for name in config):
         return 0
     return _read_count(config, "num_hidden_layers")
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from patchkit.runtime.rules.flags import FlagRule
 from patchkit.runtime.rules.presets import DRAFTING, find_recipe
+from patchkit.runtime.serve.context import RECURRENT
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import ServeRequest
 
 _FACT = re.compile(r"\{(\w+)\}")
-# Beginnings of names of flags and of keys in configs that are about Mamba and GDN layers.
-_RECURRENT = ("mamba", "ssm_", "linear_")
 
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
@@ -58,7 +57,7 @@ def _is_recurrent(request: ServeRequest) -> bool:
 
     if request.checkpoint:
         names += request.checkpoint.config
-    return any(name.startswith(_RECURRENT) for name in names)
+    return any(name.startswith(RECURRENT) for name in names)
 
 
 def _dense_facts(request: ServeRequest) -> dict[str, str]:

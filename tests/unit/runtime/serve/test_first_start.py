@@ -1,0 +1,96 @@
+"""What FlashInfer compiles at a first start, by release and model."""
+
+import pytest
+
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.serve.args import serve_args
+from patchkit.runtime.serve.command_notes import first_start_notes, load_modules
+from tools import serve_lines
+
+MOE = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
+BLOCKS = "Qwen/Qwen3.6-27B-FP8"
+SINKS = "openai/gpt-oss-120b"
+EXPERTS = "sampling, fused_moe_120, fp4_gemm_cutlass_sm120, batch_prefill"
+SINK = "sampling, batch_prefill_with_attention_sink, the same for windows, xqa, xqa for windows"
+
+
+def notes(model, vllm="0.33.0", **asked):
+    request = serve_lines.request(vllm, {"model": model, **asked})
+    command = serve_args(request, load_flag_rules())
+    flags = {flag.flag: flag.value for flag in command.flags}
+    told = list(first_start_notes(request.node, flags))
+    assert all(note in command.notes and note in command.limits for note in told)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "compiled"),
+    [
+        (MOE, "0.25.1", f"{EXPERTS}; 126 units, up to 8.4"),
+        (
+            MOE,
+            "0.28.0",
+            f"{EXPERTS}, xqa; 129 units, up to 8.4",
+        ),
+        (
+            MOE,
+            "0.33.0",
+            f"{EXPERTS}, xqa; 129 units, up to 8.4",
+        ),
+        (BLOCKS, "0.25.1", "sampling; 3 units, up to 1.0"),
+        (BLOCKS, "0.33.0", "sampling; 3 units, up to 1.0"),
+        (SINKS, "0.25.1", "sampling; 3 units, up to 1.0"),
+        (SINKS, "0.28.0", f"{SINK}; 29 units, up to 1.0"),
+        (SINKS, "0.33.0", f"{SINK}; 29 units, up to 1.0"),
+        ("Qwen/Qwen3.5-35B-A3B", "0.28.0", "sampling, fused_moe_120; 99 units"),
+        ("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic", "0.33.0", "sampling; 3 units"),
+    ],
+)
+def test_modules_of_presets(model, vllm, compiled):
+    (told,) = notes(model, vllm)
+    assert f"if an earlier one did not: {compiled}" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "asked"),
+    [
+        (MOE, "0.24.0", {}),
+        (MOE, "0.34.0", {}),
+        ("RadixArk/Qwen3.8-Flash-Next-NVFP4", "0.33.0", serve_lines.TWO),
+        (SINKS, "0.33.0", {"target": "h200"}),
+    ],
+)
+def test_silence_about_what_nobody_read(model, vllm, asked):
+    assert notes(model, vllm, **asked) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "gap"),
+    [
+        (BLOCKS, {}, "gemm_sm120 and gemm, 31 units, if one scale"),
+        ("some/model", {}, "what its experts and quantized layers take"),
+        ("some/model", {"quantization": "bf16"}, "fused_moe_120, 96 units"),
+    ],
+)
+def test_gaps_are_said(model, asked, gap):
+    (told,) = notes(model, **asked)
+    assert f"; not in it: {gap}" in told
+
+
+@pytest.mark.parametrize(
+    ("vllm", "needs"),
+    [
+        ("0.25.1", "where nvcc is on PATH, or with VLLM_HAS_FLASHINFER_CUBIN=1"),
+        ("0.31.0", "where nvcc is on PATH, or with VLLM_HAS_FLASHINFER_CUBIN=1"),
+        ("0.32.0", "where ninja is on PATH and nvcc in CUDA_HOME, on PATH or in"),
+    ],
+)
+def test_what_they_need(vllm, needs):
+    (told,) = notes(BLOCKS, vllm)
+    assert f". vLLM takes them {needs}" in told
+
+
+def test_jobs_are_those_of_env_files():
+    (rule,) = (row for row in load_variable_rules().rules if row.id == "compile-limits")
+    assert rule.set["MAX_JOBS"] == str(load_modules().jobs)
