@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 _DEEPEST = 64  # levels of nested collections
 _NODE = 40  # weight of a node in addition to its characters
 _HEAVIEST = 8 << 20
-# Errors that PyYAML raises for odd characters and places.
-_ODD_VALUES = (ArithmeticError, AttributeError, LookupError, ValueError)
 
 
 @dataclass(slots=True)
@@ -116,5 +114,5 @@ def _translate_errors(text: str) -> Iterator[None]:
             before = text.encode()[: error.position].decode(errors="replace")
         line = before.count("\n") + 1
         raise YamlError(line, f"odd characters: {error.reason}") from None
-    except (*_ODD_VALUES, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise YamlError(1, str(error)) from None

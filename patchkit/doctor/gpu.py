@@ -153,7 +153,10 @@ def _trouble(
     if step.state == "not-run":
         yield unchecked(step.step, node, step.reason)
     elif step.state == "failed":
-        yield from _known_causes(node, step)
+        text = "\n".join(step.lines).encode()
+        for diagnosis in read_log([text], whole=False).diagnoses:
+            yield replace(diagnosis_finding(diagnosis), where=node, line=0)
+
         yield make_finding(
             about,
             node,
@@ -161,12 +164,6 @@ def _trouble(
             reason=step.reason,
             **fields,
         )
-
-
-def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
-    text = "\n".join(step.lines).encode()
-    for diagnosis in read_log([text], whole=False).diagnoses:
-        yield replace(diagnosis_finding(diagnosis), where=node, line=0)
 
 
 def all_reduce_findings(

@@ -162,7 +162,9 @@ def _judge_rank(
 
     no_ib = rank.words.get("no_ib", "")
     wants_ib = no_ib or variables.get("NCCL_IB_HCA")
-    if rank.network == "Socket" and wants_ib and not _turns_ib_off(variables):
+    is_disabled = variables.get("NCCL_IB_DISABLE", "") not in ("", "0")
+    is_off = is_disabled or variables.get("NCCL_NET", "").casefold() == "socket"
+    if rank.network == "Socket" and wants_ib and not is_off:
         reason = f": {no_ib}" if no_ib else ""
         yield make_finding(
             "nccl-socket",
@@ -196,8 +198,3 @@ def _changed_variables(
             changed.append(name)
 
     return changed
-
-
-def _turns_ib_off(variables: Mapping[str, str]) -> bool:
-    is_disabled = variables.get("NCCL_IB_DISABLE", "") not in ("", "0")
-    return is_disabled or variables.get("NCCL_NET", "").casefold() == "socket"

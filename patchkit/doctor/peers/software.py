@@ -120,9 +120,9 @@ def model_findings(
     If no node has a model, there is one finding for each node that says so.
     """
     count = max(len(node.models or ()) for node in nodes)
-    if not count:
-        yield from map(_without_models, nodes)
-        return
+    for node in () if count else nodes:
+        reason = node.why_not("models") if node.models is None else _NO_MODEL
+        yield unchecked("model", node.node, reason)
 
     names = ", ".join(node.node for node in nodes)
     for number in range(count):
@@ -133,12 +133,6 @@ def model_findings(
             yield from check_model(node, file, prints.get(node.node), whole)
         if len(nodes) > 1:
             yield _check_same_model(file, names, whole)
-
-
-def _without_models(node: NodeReport) -> Finding:
-    has_answered = node.models is not None
-    reason = _NO_MODEL if has_answered else node.why_not("models")
-    return unchecked("model", node.node, reason)
 
 
 @check("model")

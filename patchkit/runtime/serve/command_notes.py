@@ -5,9 +5,7 @@ recipes/env/flashinfer.toml has the modules that are compiled, by release, kind 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
@@ -41,10 +39,7 @@ class ModuleTable:
     more: tuple[Advice, ...]
 
 
-@cache
-def load_modules() -> ModuleTable:
-    """Return what is known. Raises UsageError, with file and line, for a wrong entry."""
-    return read_toml(ModuleTable, RECIPES / "env" / "flashinfer.toml")
+MODULES = read_toml(ModuleTable, RECIPES / "env" / "flashinfer.toml")
 
 
 def flag_notes(values: Values) -> Iterator[str]:
@@ -119,20 +114,17 @@ def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
 
 def first_start_notes(node: Node, flags: Values) -> Iterator[str]:
     """Yield what compiles before the first answer; nothing for a build that is no release."""
-    table = load_modules()
-    modules = select_entries(table.module, {**node.situation, **flags})
-    is_build = node.preset and node.preset.build
-    if is_build or not modules:
+    modules = select_entries(MODULES.module, {**node.situation, **flags})
+    if not modules or (node.preset and node.preset.build):
         return
 
     names = ", ".join(row.id for row in modules)
     units = sum(row.units for row in modules)
-    seconds = sum(row.seconds for row in modules)
-    minutes = math.ceil(seconds / table.jobs / 60)
+    minutes = sum(row.seconds for row in modules) / MODULES.jobs / 60
     gib = max(row.gib for row in modules)
-    more = "".join(row.says for row in select_entries(table.more, node.situation))
+    more = "".join(row.says for row in select_entries(MODULES.more, node.situation))
     yield (
         f"FlashInfer compiles at the first start, if an earlier one did not: {names}; {units} "
-        f"units, up to {gib} GiB for a compiler, about {minutes} min with MAX_JOBS={table.jobs} of "
-        f"`patchkit env`, without it a compiler for each core{more}"
+        f"units, up to {gib} GiB for a compiler, about {minutes:.0f} min with MAX_JOBS="
+        f"{MODULES.jobs} of `patchkit env`, without it a compiler for each core{more}"
     )

@@ -5,7 +5,7 @@ import pytest
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.serve.args import serve_args
-from patchkit.runtime.serve.command_notes import first_start_notes, load_modules
+from patchkit.runtime.serve.command_notes import MODULES, first_start_notes
 from tools import serve_lines
 
 MOE = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
@@ -93,4 +93,4 @@ def test_what_they_need(vllm, needs):
 
 def test_jobs_are_those_of_env_files():
     (rule,) = (row for row in load_variable_rules().rules if row.id == "compile-limits")
-    assert rule.set["MAX_JOBS"] == str(load_modules().jobs)
+    assert rule.set["MAX_JOBS"] == str(MODULES.jobs)
