@@ -122,7 +122,7 @@ class _Verbs(click.Group):
 def group() -> None:
     """Make vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
-    patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.27 on, decides by looking at
+    patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.26 on, decides by looking at
     the code, and proves the effect with the release's own build files (no GPU, no compiler).
     """
 

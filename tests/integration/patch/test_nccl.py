@@ -14,7 +14,7 @@ from support import write_files
 from support.needed import need
 
 RECIPE = load_recipe("nccl")
-STATES = {"make_archs": "applied", "cmake_archs": "applied"}
+STATES = {"make_archs": "applied", "make_cuda13": "upstream", "cmake_archs": "applied"}
 
 
 def states(outcome):

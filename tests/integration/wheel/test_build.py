@@ -94,7 +94,7 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     log = Path(made.shown["log"]).relative_to(made.work)
     assert "Compiling  max.cu" in (made.aside / log).read_text()
     assert facts["source"].startswith("tree:sha256:")
-    assert facts["fixes"][:2] == ["make_archs: applied", "cmake_archs: not-applicable"]
+    assert facts["fixes"][:2] == ["make_archs: applied", "make_cuda13: upstream"]
     assert facts["gencode"] == "-gencode=arch=compute_121,code=sm_121"
     assert (facts["machine"], facts["target"], facts["functions"]) == (
         machine,

@@ -21,7 +21,7 @@ FACTS = {
     "patchkit": "0.1.0",
     "source": "sha256:1111",
     "tree": "sha256:2222",
-    "fixes": ["make_archs: applied", "cmake_archs: applied"],
+    "fixes": ["make_archs: applied", "make_cuda13: upstream"],
     "cuda": "13.0.88",
     "compiler": "g++ 12.2.0",
     "license": {
