@@ -49,20 +49,16 @@ _SOURCE = (
         "Version of a checkout without release tags.",
     ),
 )
-_VLLM = option(
-    "--vllm-src SOURCE",
-    "Folder, archive, installed vLLM, or vllm==0.33.0.",
-)
 _SHA256 = option("--sha256 HEX", "Expected SHA-256 of an archive.")
 _FETCHING = (offline_option, trust_source)
 
 
-def _project_options() -> list[Option]:
-    """Return an option for the sources of each project."""
-    options = []
+def _project_options() -> dict[str, Option]:
+    """Return project → the option for its sources."""
+    options = {}
     for name in projects():
         text = f"Folder, archive, git+URL@COMMIT, or {example(name)}."
-        options.append(option(f"--{name}-src SOURCE", text))
+        options[name] = option(f"--{name}-src SOURCE", text)
     return options
 
 
@@ -119,10 +115,11 @@ def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, A
     return {name: arguments.pop(name) for name in present}
 
 
-_ANY = (*_SOURCE, *_project_options())
+_PROJECTS = _project_options()
+_ANY = (*_SOURCE, *_PROJECTS.values())
 source_options = _source_adder(*_ANY, _SHA256, *_FETCHING)
 optional_source_options = _source_adder(*_ANY, _SHA256, *_FETCHING, required=False)
-vllm_options = _source_adder(*_SOURCE, _VLLM, *_FETCHING)  # for verbs about vLLM alone
+vllm_options = _source_adder(*_SOURCE, _PROJECTS["vllm"], *_FETCHING)  # vLLM alone
 folder_options = _source_adder(*_ANY)  # for trees that are patched already
 
 

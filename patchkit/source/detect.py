@@ -99,7 +99,7 @@ def _check_markers(path: Path, root: Path, project: str) -> None:
             raise SourceError(
                 f"{path}: not a source tree of {facts.title}: {marker} is missing",
                 why="the path is one level too high or too low, or the tree is incomplete",
-                hint=f"name the folder that holds {facts.where or facts.markers[0]}",
+                hint=f"name the folder that holds {' and '.join(facts.markers[:2])}",
             )
 
 

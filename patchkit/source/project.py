@@ -19,9 +19,9 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES, RECIPES_VARIABLE, read_toml
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_SPELLING = (
-    "an unpacked sdist, a git checkout, an sdist file, an installed package, "
-    "or a release such as {}"
+_SOURCES = (
+    "an unpacked archive, a git checkout, an archive file, an installed package, "
+    "a git URL with a commit, or a release such as {}"
 )
 
 
@@ -43,22 +43,19 @@ class VersionFile:
 class Project:
     """An upstream project: the table ``[project]`` of its ``recipe.toml``.
 
-    A folder that has all the files ``markers`` is a tree of the project; ``where`` names some of
-    them in an error. ``spelling`` says what an option for sources may name, and ``example`` is a
-    release: ``vllm==0.33.0``. ``distribution`` is the project's name on a package index,
-    ``package`` the folder that its wheel installs. ``parts`` are the paths from which it is built,
-    empty for all: of a user's patch, only these are applied. ``version`` is the file that tells the
-    version of a tree, None if PKG-INFO and git tags tell it. ``build_options`` are the options that
-    `patchkit build` takes for it, None if it cannot be built. Projects with a lower ``rank`` are
-    listed first.
+    A folder that has all the files ``markers`` is a tree of the project; an error names the first
+    two. ``example`` is a release: ``vllm==0.33.0``. ``distribution`` is the project's
+    name on a package index, ``package`` the folder that its wheel installs. ``parts`` are the paths
+    from which it is built, empty for all: of a user's patch, only these are applied. ``version`` is
+    the file that tells the version of a tree, None if PKG-INFO and git tags tell it.
+    ``build_options`` are the options that `patchkit build` takes for it, None if it cannot be
+    built. Projects with a lower ``rank`` are listed first.
     """
 
     title: str
     markers: tuple[str, ...]
     distribution: str = ""
     package: str = ""
-    where: str = ""
-    spelling: str = ""
     example: str = ""
     parts: tuple[str, ...] = ()
     version: VersionFile | None = None
@@ -87,7 +84,7 @@ def first_example() -> str:
 
 def describe_sources(project: str) -> str:
     """Return, in words for a hint, what an option for the sources of a project may name."""
-    return projects()[project].spelling or _SPELLING.format(example(project))
+    return _SOURCES.format(example(project))
 
 
 def recipe_folders(project: str) -> tuple[Path, ...]:
