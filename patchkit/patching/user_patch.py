@@ -7,18 +7,20 @@ import email.policy
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os.path import commonprefix
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from patchkit.digests import digest
-from patchkit.durable.paths import place_of
+from patchkit.durable.paths import is_file, is_plain, place_of
+from patchkit.durable.staging import ScratchFolder
 from patchkit.edit.splice import Edit, line_of
 from patchkit.edit.text import new_file
-from patchkit.errors import DriftError
+from patchkit.errors import DriftError, UsageError
+from patchkit.follow import Completed
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
-from patchkit.patching.user_diff import FileDiff, parse_diff, try_diff
 from patchkit.reading import read_text
+from patchkit.source.git import call_git_alone
 from patchkit.source.project import example, projects
 from patchkit.source.tree import SourceTree
 
@@ -27,6 +29,211 @@ _HINT = (
     "take the patch's version for this release, or leave it out; leave a fix of the same lines "
     "out with --without"
 )
+
+
+# Refused: NUL, CR line endings (every release has LF), diffs of merges.
+_UNREADABLE = re.compile("\0|\r|^@@@|^diff --c", re.MULTILINE)
+_HUNK = re.compile(
+    r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@.*\n", re.MULTILINE
+)
+_NAMES = re.compile(r'^(?:---|\+\+\+) (?:"?[a-z]/)?(.*?)["\t]*$', re.MULTILINE)
+_MOVED = re.compile(r"^(?:rename|copy) from (.*)", re.MULTILINE)
+# Header lines that change more than the text of a file.
+_BEYOND = re.compile(
+    r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
+    re.MULTILINE,
+)
+# Text after the diff: the signature of a mail, or the next mail of a series.
+_BEHIND = re.compile(r"^(?:-- \n\d|\n?From [0-9a-f]{40} ).*", re.MULTILINE | re.DOTALL)
+# Messages of git apply about hunks.
+_FAILED_SPOT = re.compile(r"^error: patch failed: (.*:\d+)$", re.MULTILINE)
+_MOVED_HUNK = re.compile(r"^Hunk #\d+ succeeded at ", re.MULTILINE)
+_MOST_FILES = 1000  # the largest pull requests of vLLM have some hundreds
+_MOST_HUNKS = 5000
+_SHOWN = 200  # characters of a name
+# Folders with settings that git and patchkit obey.
+_OBEYED = frozenset({".git", ".patchkit"})
+_FAR = "999999999"  # a line after the end of every file
+# Heads of hunks, except those at line 1: git applies these only at the begin of the file.
+_LINE_NUMBERS = re.compile(r"^@@ -(?:[2-9]|\d\d+)(,\d+)? \+\d+(,\d+)? @@", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """The part of a diff that is about one file.
+
+    ``beyond`` is the header line that changes more than the text (mode, name …), "" if none.
+    """
+
+    path: str
+    part: str
+    creates: bool
+    beyond: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Result of applying the diff of one file to a text.
+
+    ``after`` is the new text if every hunk fits in exactly one place; else it is None, and
+    ``problem`` says why. ``moved``: a hunk fits at another line than the diff names.
+    """
+
+    after: str | None
+    problem: str
+    moved: bool = False
+
+
+def parse_diff(text: str, name: str) -> list[FileDiff]:
+    """Return the part of a diff for each file; ``name`` names the diff in errors.
+
+    Raises UsageError for an unsound diff, HostError if git is not installed.
+    """
+    if _UNREADABLE.search(text):
+        raise _refused(f"{name} has NULs or CR line endings, or is the diff of a merge")
+
+    preamble, *parts = re.split("^(?=diff --git )", text, flags=re.MULTILINE)
+    if not parts:
+        raise _refused(f"{name} has no line `diff --git a/FILE b/FILE`")
+    if len(parts) > _MOST_FILES or len(_HUNK.findall(text)) > _MOST_HUNKS:
+        raise _refused(f"{name} has over {_MOST_FILES} files or {_MOST_HUNKS} hunks")
+
+    paths = _read_paths(text, name)
+    if len(paths) != len(parts) or _HUNK.search(preamble):
+        raise _refused(f"{name} has a part without a name, or without a change")
+
+    files = []
+    for path, part in zip(paths, parts, strict=True):
+        files += _read_part(path, part, name)
+    _check_paths([file.path for file in files], name)
+    return files
+
+
+def try_diff(file: FileDiff, text: str | None, *options: str) -> Trial:
+    """Try to apply the diff of one file to its text, None if there is no file.
+
+    A diff that does not fit is reported in the result. Raises HostError if git is not installed.
+    git applies a hunk at the fitting place nearest to the line it names. If a hunk is not at its
+    line, applying from the begin and from the end of the file must give the same text.
+    """
+    after, done = _apply(file.path, file.part, text, *options)
+    if after is None:
+        spot = _FAILED_SPOT.search(done.errors)
+        problem = f"{spot[1]}: does not fit" if spot else f"{file.path}: {done.trouble}"
+        return Trial(None, problem)
+    if not _MOVED_HUNK.search(done.errors):
+        return Trial(after, "")
+
+    for number in ("2", _FAR):
+        part = _LINE_NUMBERS.sub(rf"@@ -{number}\1 +{number}\2 @@", file.part)
+        if _apply(file.path, part, text, *options)[0] != after:
+            problem = "fits in several places, and not at the line that it names"
+            return Trial(None, f"{file.path}: {problem}")
+    return Trial(after, "", moved=True)
+
+
+def _apply(
+    path: str, diff: str, text: str | None, *options: str
+) -> tuple[str | None, Completed]:
+    """Return the text after ``git apply``, None if git refuses, and the finished git process."""
+    with ScratchFolder() as folder:
+        place = Path(folder) / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            place.write_bytes(text.encode())
+
+        # --verbose reports hunks that fit at another line.
+        done = call_git_alone(
+            Path(folder),
+            "apply",
+            "--verbose",
+            "--whitespace=nowarn",
+            *options,
+            input=diff.encode(),
+        )
+        fits = done.status == 0 and is_file(place)
+        return read_text(place) if fits else None, done
+
+
+def _refused(what: str) -> UsageError:
+    return UsageError(
+        what,
+        why="it is not a patch of plain texts, as git writes it",
+        hint="make it with git diff; name each patch of a series by itself",
+    )
+
+
+def _read_paths(text: str, name: str) -> list[str]:
+    """Return the path of each part of a diff, as git reads it. Raises UsageError if git refuses."""
+    with ScratchFolder() as folder:
+        done = call_git_alone(
+            Path(folder), "apply", "--numstat", "-z", input=text.encode()
+        )
+    if done.trouble:
+        raise _refused(f"{name}: git apply: {done.trouble}")
+
+    rows = done.output.removesuffix("\0").split("\0")
+    return [row.split("\t", 2)[2] for row in rows]
+
+
+def _read_part(path: str, part: str, name: str) -> list[FileDiff]:
+    """Return the diff of a file, and one more for the file that it moves or copies.
+
+    Raises UsageError for an unsound hunk or header.
+    """
+    head, *fields = _HUNK.split(_BEHIND.sub("", part))
+    for index in range(0, len(fields), 4):
+        _check_hunk(f"{name}, {path[:_SHOWN]}", *fields[index : index + 4])
+
+    change = _BEYOND.search(head)
+    file = FileDiff(
+        path=path,
+        part=part,
+        creates="\nnew file mode " in head,
+        beyond=change[0] if change else "",
+    )
+    if moved := _MOVED.search(head):
+        return [file, replace(file, path=moved[1].strip('"'))]
+
+    names = {*_NAMES.findall(head)} - {"/dev/null"}
+    if len(names) > 1 or bool(names) != bool(fields):
+        raise _refused(f"{name}, {path[:_SHOWN]}: has two names, or no hunks")
+    return [file]
+
+
+def _check_hunk(where: str, start: str, old: str, new: str, body: str) -> None:
+    """Raise UsageError for an unsound hunk that git would accept.
+
+    ``start``, ``old`` and ``new`` are the first line and the line counts in its head.
+    """
+    rows = body.removesuffix("\n").split("\n")
+    signs = {row[:1] for row in rows}
+    # "" is an empty context line whose leading space a mailer has removed.
+    before = [row[1:] for row in rows if row[:1] in ("", " ", "-")]
+    after = [row[1:] for row in rows if row[:1] in ("", " ", "+")]
+
+    is_counted = len(before) == int(old or 1) and len(after) == int(new or 1)
+    is_whole = is_counted and signs <= {"", " ", "+", "-", "\\"}
+    has_change = before != after or "\\" in signs
+    has_lines_around = int(start) <= 1 or not signs.isdisjoint(("", " "))
+    if not (is_whole and has_change and has_lines_around):
+        what = "other lines than its head says, no change, or no lines around it (-U0)"
+        raise _refused(f"{where}: the hunk of line {start} has {what}")
+
+
+def _check_paths(paths: Sequence[str], name: str) -> None:
+    """Raise UsageError for a path that is no source, appears twice, or is below another path."""
+    files = set(paths)
+    for path in paths:
+        is_obeyed = not _OBEYED.isdisjoint(path.casefold().split("/"))
+        # U+FFFD stands for bytes that are no UTF-8.
+        is_sound = is_plain(path) and path.isprintable() and "\ufffd" not in path
+        is_folder = not files.isdisjoint(map(str, PurePosixPath(path).parents))
+        if is_obeyed or is_folder or not is_sound:
+            raise _refused(f"{name} names {path[:_SHOWN]!r}: no source in a tree")
+
+    if len(files) < len(paths):
+        raise _refused(f"{name} changes a file twice")
 
 
 def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:

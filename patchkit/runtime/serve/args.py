@@ -33,6 +33,7 @@ from patchkit.runtime.serve.command_notes import (
     first_start_notes,
     flag_notes,
     model_notes,
+    speed_notes,
 )
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.listen import listen_notes
@@ -45,7 +46,6 @@ from patchkit.runtime.serve.request import (
     measure_fit,
     release_faults,
 )
-from patchkit.runtime.serve.roofline import speed_notes
 from patchkit.runtime.serve.rule_facts import fill_rules
 from patchkit.target import DEFAULT_TARGET
 

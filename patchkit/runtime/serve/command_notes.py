@@ -17,7 +17,10 @@ from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe, load_p
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, Grounded, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
+from patchkit.runtime.serve.dense_layers import find_dense_layers
+from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import ServeRequest
+from patchkit.target import DEFAULT_TARGET, targets
 
 
 @frozen
@@ -110,6 +113,39 @@ def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:
         yield preset.note
+
+
+def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
+    """Yield a note with the most tokens per second for one stream, if the figures are known."""
+    preset = request.node.preset
+    checkpoint = request.checkpoint
+    prefix = ""
+    read_gb = 0.0
+    if checkpoint and checkpoint.reads:
+        read_bytes = checkpoint.reads
+        dense = find_dense_layers(checkpoint, request.node.nodes)
+        if dense and flags.get("--quantization-config") == dense.setting:
+            read_bytes -= dense.saved
+        read_gb = read_bytes / 1e9
+    elif preset and preset.reads_gb:
+        prefix = "at least "
+        read_gb = preset.reads_gb
+
+    is_spark = request.memory.whose == SPARK
+    device = targets().get(DEFAULT_TARGET if is_spark else request.node.target)
+    if not (read_gb and device and device.bandwidth and request.memory.shared):
+        return
+
+    # Only tensor parallelism adds bandwidth: the nodes of a pipeline read one after the other.
+    nodes = int(flags.get("--tensor-parallel-size", 1))
+    speed = device.bandwidth * nodes
+    place = f"{nodes} nodes" if nodes > 1 else "one node"
+    alone = " without drafting" if "--speculative-config" in flags else ""
+    yield (
+        f"at most {speed / read_gb:.3g} tok/s for one stream{alone} on {place}: {prefix}"
+        f"{read_gb:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
+        "cache adds to that"
+    )
 
 
 def first_start_notes(node: Node, flags: Values) -> Iterator[str]:

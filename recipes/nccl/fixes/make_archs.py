@@ -112,14 +112,5 @@ FIX = kit.Fix(
             + _BLOCK.format(gencode="-gencode=arch=compute_121,code=sm_121")
             + "NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
         ),
-        kit.Example(
-            "2.26.2",
-            kit.COMMON_MK,
-            f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA8_GENCODE)\n",
-            f"{_ANCHOR}{_MARK}"
-            + _BLOCK.format(gencode="-gencode=arch=compute_120,code=sm_120")
-            + "NVCC_GENCODE ?= $(CUDA8_GENCODE)\n",
-            arch="family",
-        ),
     ),
 )

@@ -1,5 +1,7 @@
 """The C++ standard and the headers that CUDA 13 needs, in the makefiles of before it."""
 
+from functools import reduce
+
 from patchkit.recipes.nccl import kit
 
 _STANDARD = """\
@@ -29,13 +31,6 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     text = tree.read(kit.COMMON_MK)
     if "CXXSTD ?= -std=c++17" in text and _STANDARD not in text:
         return kit.upstream(f"{kit.COMMON_MK}: C++17 from CUDA 13 on")
-    if all(after in text for _before, after in _SWAPS):
-        # Upstream took over this very text, so nothing tells the two apart.
-        return kit.found(
-            (),
-            now="",
-            done=f"{kit.COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on",
-        )
     edits = [
         edit
         for before, after in _SWAPS
@@ -72,19 +67,14 @@ _BEFORE = (
     "              $(CXXFLAGS)\n"
     f"{_DEVICE.format('-std=c++11')}\n"
 )
-_AFTER = (
-    f"{_STANDARD}{_FLAGS} -fPIC \\\n"
-    f"              -Wall {_HOST.format('$(CXXSTD)')} \\\n"
-    f"{_INCLUDES.format('-I $(CUDA_INC)/cccl ')}"
-    "              $(CXXFLAGS)\n"
-    f"{_DEVICE.format('$(CXXSTD)')}\n"
-)
+_AFTER = reduce(lambda text, swap: text.replace(*swap), _SWAPS, _BEFORE)
 
 FIX = kit.Fix(
     id="make_cuda13",
     title="C++17 and the cccl headers with CUDA 13",
     symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
-    why="The makefiles say -std=c++11 in any case, and CUDA 13 keeps libcu++ in include/cccl, "
+    why="The makefiles of 2.26 say -std=c++11 in any case, where those of 2.27.5 say that CUDA 13 "
+    "requires C++17; and CUDA 13 keeps libcu++ in include/cccl, "
     "where the host compiler does not look.",
     needs=(kit.required(">=2.26,<2.27", "CUDA 13 needs C++17"),),
     upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
@@ -93,11 +83,6 @@ FIX = kit.Fix(
             "what make would give nvcc, before and after",
             "patchkit's proof",
             "measured",
-        ),
-        kit.Evidence(
-            "the makefiles of 2.26.2 and 2.27.5; a comment of the latter: CUDA 13.0 requires c++17",
-            "upstream's repository",
-            "read",
         ),
         kit.Evidence("2.26 compiles as C++17 with nvcc 13", "not compiled", "inferred"),
     ),

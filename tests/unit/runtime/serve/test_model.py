@@ -12,8 +12,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.runtime.rules.variables import variable_table
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.model import choose_preset, weights_gib
-from patchkit.runtime.serve.request import measure_fit
-from patchkit.runtime.serve.weights import find_weights
+from patchkit.runtime.serve.request import find_weights, measure_fit
 from support import write_files
 from support.hub import checkpoint
 from tools import serve_lines

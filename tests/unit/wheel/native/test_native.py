@@ -26,9 +26,8 @@ from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.native import schedule
-from patchkit.wheel.native.assemble import Job, Task
+from patchkit.wheel.native.assemble import Job, Task, read_ptx
 from patchkit.wheel.native.make import make_native
-from patchkit.wheel.native.ptx import read_ptx
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
 from patchkit.wheel.native.units import named, neutral
