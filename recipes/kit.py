@@ -8,9 +8,7 @@ from patchkit.edit.splice import Edit, together
 from patchkit.edit.text import (
     absent,
     altered,
-    drift,
     new_file,
-    occurrences,
     region,
     swap_text,
 )

@@ -54,6 +54,7 @@ from tools.toolkit_entries import enter_toolkit
 
 VLLM = RECIPES / "vllm"
 NCCL = RECIPES / "nccl" / "recipe.toml"
+FLASHINFER = RECIPES / "flashinfer" / "lock.toml"
 BUILD = VLLM / "build.toml"
 README = ROOT / "README.md"
 _CPUS = ("aarch64", "x86_64")
@@ -71,6 +72,7 @@ def enter(version: str) -> int:
     _lock(version)
     with tempfile.TemporaryDirectory() as folder:
         tree = detect(pristine(version, Path(folder)), "vllm")
+        _lock_flashinfer(tree)
         decisions = [*_pins(tree, version), *_needs(tree, version)]
     place, recipe = VLLM / "recipe.toml", load_recipe("vllm")
     known = {*recipe.releases, Version(version)}
@@ -102,6 +104,16 @@ def _lock(version: str) -> None:
     }
     entries = [*kept.values(), *wheel_entries("vllm", [version], _CPUS)]
     _edit(wheels, render_lock(entries, "wheel"))
+
+
+def _lock_flashinfer(tree: SourceTree) -> None:
+    """Enter the sdist of the FlashInfer that a release pins, if its lock lacks it."""
+    known = read_lock(FLASHINFER)
+    text = tree.read("requirements/cuda.txt")
+    for version in re.findall(r"^flashinfer-python==(\S+)", text, re.MULTILINE):
+        if version not in known:
+            added = lock_entries("flashinfer-python", [version])
+            _edit(FLASHINFER, render_lock([*known.values(), *added]))
 
 
 def _others(lock: dict[str, LockEntry], version: str) -> list[LockEntry]:

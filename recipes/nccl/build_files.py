@@ -25,8 +25,6 @@ from patchkit.source.tree import SourceTree
 
 COMMON_MK = "makefiles/common.mk"
 ROOT_FILE = "CMakeLists.txt"
-# What CMake takes from nvcc 13.0 if nothing is set: the oldest arch that nvcc has.
-COMPILER_DEFAULT = "75"
 _SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
@@ -97,7 +95,6 @@ def configured_archs(
         given = [
             f"-DPATCHKIT_TREE={root}",
             f"-DPATCHKIT_CUDA={cuda}",
-            f"-DPATCHKIT_DEFAULT={COMPILER_DEFAULT}",
             *definitions,
         ]
         log = build / "trace"

@@ -2,9 +2,8 @@
 # compiled; commands that make targets or write files are stubs. As in vllm/arch_trace.cmake the
 # stubs prevent nothing; the sandbox does that (proof/sandbox.py).
 #
-#   PATCHKIT_TREE     the sources
-#   PATCHKIT_CUDA     version that the CUDA toolkit is said to have
-#   PATCHKIT_DEFAULT  CMAKE_CUDA_ARCHITECTURES as CMake takes it from nvcc
+#   PATCHKIT_TREE  the sources
+#   PATCHKIT_CUDA  version that the CUDA toolkit is said to have
 cmake_minimum_required(VERSION 3.26)
 
 set(CMAKE_SOURCE_DIR "${PATCHKIT_TREE}")
@@ -34,10 +33,11 @@ macro(file operation)
   endif()
 endmacro()
 
-# As CMake's own: a language that nobody chose archs for takes those of its compiler.
+# As CMake's own: a language that nobody chose archs for takes those of its compiler, which for
+# nvcc 13.0 is its oldest arch.
 macro(project name)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES "${PATCHKIT_DEFAULT}")
+    set(CMAKE_CUDA_ARCHITECTURES 75)
   endif()
 endmacro()
 

@@ -38,7 +38,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         )
     after = _ANCHOR + _MARK + _BLOCK.format(gencode=_gencode(request))
     if _MARK in text and after not in text:
-        raise kit.drift(kit.COMMON_MK, text, _MARK, kit.occurrences(text, _MARK))
+        raise kit.altered(f"{kit.COMMON_MK}: what patchkit wrote names another arch")
     edits = kit.swap_text(kit.COMMON_MK, text, _ANCHOR, after, note=_gencode(request))
     return kit.found(
         edits,

@@ -72,6 +72,7 @@ def _loaded(
         )
 
     names = {
+        "logger": kit.Anything("logger"),
         "torch": SimpleNamespace(
             distributed=SimpleNamespace(
                 is_initialized=lambda: True, group=SimpleNamespace(WORLD=group)
@@ -79,16 +80,13 @@ def _loaded(
             device=str,
         ),
         "current_platform": SimpleNamespace(current_device=lambda: device),
-        "os": SimpleNamespace(path=SimpleNamespace(basename=lambda path: path[3:])),
         "tqdm": lambda rounds, **_options: rounds,
         "enable_tqdm": bool,
         "_BAR_FORMAT": "",
         "_init_loader": loader,
         "_init_fastsafetensors_loader": loader,
     }
-    code = kit.Code(tree, {"logger": kit.Anything("logger")})
-    for name, value in names.items():
-        code.put(_PATH, name, value)
+    code = kit.Code(tree, names)
     assert list(code.get(_PATH, _SCOPE)(files, False)) == []
     return rounds
 

@@ -1,15 +1,17 @@
 """FlashInfer's releases and its installed package, patched, proved and put back."""
 
+import re
 import subprocess
 import sys
 import tarfile
 
 import pytest
+from packaging.version import Version
 
 from patchkit.apply import apply, revert
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import read_lock, read_wheel_lock
-from support.selection import WHOLE
+from support.selection import DAILY, SUPPORTED, WHOLE
 
 RECIPE = load_recipe("flashinfer")
 LOCK = read_lock(RECIPE.home / "lock.toml")
@@ -41,6 +43,15 @@ def flashinfer(fetched, tmp_path):
         return tmp_path / folder
 
     return make
+
+
+@pytest.mark.parametrize("version", SUPPORTED if WHOLE else DAILY)
+def test_the_lock_has_what_vllm_pins(version, release):
+    text = (release(version) / "requirements/cuda.txt").read_text()
+    (pin,) = re.findall(r"^flashinfer-python==(\S+)", text, re.MULTILINE)
+    assert pin in LOCK
+    (need,) = RECIPE.fix("jit_jobs").needs
+    assert need.covers(Version(pin))
 
 
 @pytest.mark.parametrize("release", RELEASES)
