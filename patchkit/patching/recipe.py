@@ -187,8 +187,7 @@ def load_recipe(project: str) -> Recipe:
 
 def _check_unique(fixes: Sequence[Fix], folder: Path) -> None:
     """Raise RecipeError if two fixes have the same id."""
-    counts = Counter(fix.id for fix in fixes)
-    for fix_id, count in counts.items():
+    for fix_id, count in Counter(fix.id for fix in fixes).items():
         if count > 1:
             raise RecipeError(
                 f"{folder / 'recipe.toml'}: the fix {fix_id} is there already",

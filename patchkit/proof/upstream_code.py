@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn  # noqa: F401  (where dat
 
 from patchkit.errors import ProofError
 from patchkit.reading import parse_python
+from patchkit.source.project import projects
 from patchkit.source.tree import SourceTree
 
 # Decorators that change how a function is called; others (torch.compile …) are left off.
@@ -181,7 +182,7 @@ class Code:
 
     def _file(self, module: str) -> str:
         """Return the file of a module of the project; torch beside an installed vLLM is none."""
-        if module.partition(".")[0] != self._tree.project:
+        if module.partition(".")[0] != projects()[self._tree.project].package:
             return ""
 
         stem = module.replace(".", "/")

@@ -106,8 +106,8 @@ def is_shipped(folder: Path) -> bool:
 @cache
 def user_recipes() -> tuple[Path, ...]:
     """Return the folders of recipes that a user names. Raises UsageError if one has no recipe."""
-    value = os.environ.get(RECIPES_VARIABLE, "")
-    folders = tuple(Path(text).resolve() for text in value.split(os.pathsep) if text)
+    texts = os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep)
+    folders = tuple(Path(text).resolve() for text in texts if text)
     for folder in folders:
         if not any(folder.glob("*/recipe.toml")):
             raise UsageError(
@@ -130,11 +130,9 @@ def _read_projects() -> Iterator[tuple[str, Project]]:
 
     Raises RecipeError if the name of a folder is no name for a project, or its table is malformed.
     """
-    names = set()
-    for parent in (RECIPES, *user_recipes()):
-        names |= {place.parent.name for place in parent.glob("*/recipe.toml")}
-
-    for name in names:
+    parents = (RECIPES, *user_recipes())
+    places = [place for parent in parents for place in parent.glob("*/recipe.toml")]
+    for name in {place.parent.name for place in places}:
         place = recipe_folder(name) / "recipe.toml"
         if not _NAME.fullmatch(name):
             raise RecipeError(
@@ -142,8 +140,7 @@ def _read_projects() -> Iterator[tuple[str, Project]]:
                 why="an option and a Python package have this name",
                 hint="name it with lower-case letters, digits and _, as in sglang",
             )
-        project = read_toml(Project, place, RecipeError, key="project")
-        yield name, project
+        yield name, read_toml(Project, place, RecipeError, key="project")
 
 
 def project_named(name: str) -> str:

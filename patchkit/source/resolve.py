@@ -153,7 +153,7 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     """
     project = source.project
     lock = recipe_folder(project) / "lock.toml"
-    if not lock.is_file() and load_facts(project).releases:
+    if load_facts(project).releases:
         version_of(source)
         return _origin_of(source, check).path
 

@@ -33,7 +33,7 @@ def flashinfer(fetched, tmp_path):
         entry = LOCK[version]
         folder = entry.filename.removesuffix(".tar.gz")
         wanted = {f"{folder}/{part}" for part in PARTS}
-        with tarfile.open(fetched("flashinfer", entry)) as archive:
+        with tarfile.open(fetched("flashinfer-python", entry)) as archive:
             for member in archive:
                 if member.name in wanted:
                     archive.extract(member, tmp_path, filter="data")

@@ -1,4 +1,4 @@
-"""What FlashInfer compiles at a first start, by release and model."""
+"""Say what FlashInfer compiles at a first start, by release and model."""
 
 import pytest
 
