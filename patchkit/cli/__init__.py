@@ -129,11 +129,10 @@ def group() -> None:
 
 def _take_recipes() -> None:
     """Move each --recipes DIR to the variable, before the options of verbs are made of it."""
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    words, others = sys.argv[:end], sys.argv[end:]
+    words = [*sys.argv]
     remaining = []
     folders = [os.environ.get(RECIPES_VARIABLE, "")]
-    while words:
+    while words and words[0] != "--":
         option, is_set, folder = words.pop(0).partition("=")
         if option != "--recipes" or not (is_set or words):
             remaining.append(option + is_set + folder)
@@ -141,7 +140,7 @@ def _take_recipes() -> None:
             folders.append(folder if is_set else words.pop(0))
 
     os.environ[RECIPES_VARIABLE] = os.pathsep.join(filter(None, folders))
-    sys.argv[:] = remaining + others
+    sys.argv[:] = remaining + words
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -114,26 +114,28 @@ def list_installed(
         package = metadata.Distribution.at(home)
         dispatch = known_dispatch(project, package.version, target)
         try:
-            files = package.files or ()
+            # Not ``package.files``: from Python 3.12 on it fails at a name that is too long.
+            record = package.read_text("RECORD") or ""
+            rows = [row for row in csv.reader(record.splitlines()) if row]
         except (ValueError, csv.Error):
             continue  # neither does pip read it
 
-        for file in files:
-            if not _is_library(site, file):
+        for path, *_digest in rows:
+            if not _is_library(site, path):
                 continue
 
             try:
-                (binary,) = inspect_file(site / file)
+                (binary,) = inspect_file(site / path)
             except SourceError:
                 continue  # a linker's script, or damaged: the loader does not take it either
-            binary = replace(binary, name=file.as_posix())
+            binary = replace(binary, name=path)
             yield from _list_binaries([binary], target, project, dispatch)
 
 
-def _is_library(site: Path, file: PurePosixPath) -> bool:
+def _is_library(site: Path, path: str) -> bool:
     # Not paths that lead out of the environment, nor originals in .patchkit, which nothing loads.
-    is_aside = not is_plain(str(file)) or ".patchkit" in file.parts
-    return ".so" in file.suffixes and not is_aside and (site / file).is_file()
+    is_aside = not is_plain(path) or ".patchkit/" in path
+    return ".so" in Path(path).suffixes and not is_aside and (site / path).is_file()
 
 
 def package_libraries(tree: SourceTree, target: Target) -> list[str]:

@@ -17,6 +17,7 @@ from patchkit.cluster.agent.node_state import (
 )
 from patchkit.cluster.agent.processes import strangers
 from support import write_files
+from support.needed import need
 
 UNIT = "patchkit-x.service"
 HEAD = "[Install]\nWantedBy=default.target\n"
@@ -83,6 +84,7 @@ def test_a_node_that_left_the_file_ends_the_start_that_it_was_in(
 
 def test_another_cluster_of_this_user_is_named_by_its_mark(asked, tmp_path):
     """`name` was changed in cluster.toml while it served."""
+    need("ss")
     write_settings(tmp_path, "zzz", url="http://127.0.0.1:8000")
     words = [sys.executable, "-c", LISTENS]
     environment = {**os.environ, "PATCHKIT_CLUSTER": "zzz"}
