@@ -239,16 +239,12 @@ def name_node(node: str) -> Iterator[None]:
     try:
         yield
     except PatchkitError as error:
-        hint = error.hint
+        error.what = f"{node}: {error.what}"
         for flags, keys in _FLAGS.items():
-            hint = re.sub(flags, keys, hint)
-        if "`patchkit " in hint:
-            hint = f"on {node}: {hint}"
-        raise type(error)(
-            f"{node}: {error.what}",
-            why=error.why,
-            hint=hint,
-        ) from None
+            error.hint = re.sub(flags, keys, error.hint)
+        if "`patchkit " in error.hint:
+            error.hint = f"on {node}: {error.hint}"
+        raise
 
 
 def node_addresses(

@@ -252,15 +252,11 @@ def switch_model(
         if isinstance(error, Interrupted):
             raise
 
-        what = f"{model} was not started: {error.what}"
-        _wait_for_former(cluster, former, began, watcher, what)
+        error.what = f"{model} was not started: {error.what}"
+        _wait_for_former(cluster, former, began, watcher, error.what)
         back = f"{former.model} is served again"
-        why = "\n  back:  ".join(filter(None, (error.why, back)))
-        raise type(error)(
-            what,
-            why=why,
-            hint=error.hint,
-        ) from None
+        error.why = "\n  back:  ".join(filter(None, (error.why, back)))
+        raise
 
 
 def _former_start(plan: GroupPlan) -> FormerStart | None:
@@ -302,12 +298,9 @@ def _begin_again(cluster: Cluster, former: FormerStart) -> str:
             begun = f"{former.model} is started again"
             return _begin_with(cluster, former.files, begun)
     except PatchkitError as error:
-        what = f"{former.model} was stopped, and cannot be started again: {error.what}"
-        raise type(error)(
-            what,
-            why=error.why,
-            hint=error.hint,
-        ) from None
+        end = "was stopped, and cannot be started again"
+        error.what = f"{former.model} {end}: {error.what}"
+        raise
 
 
 def _wait_for_former(
@@ -324,12 +317,9 @@ def _wait_for_former(
     try:
         wait_until_answered(cluster, since, watcher)
     except HostError as error:
-        what += f"\nand {former.model}, served before, does not come back: {error.what}"
-        raise HostError(
-            what,
-            why=error.why,
-            hint=error.hint,
-        ) from None
+        end = f"{former.model}, served before, does not come back"
+        error.what = f"{what}\nand {end}: {error.what}"
+        raise
 
 
 @contextmanager

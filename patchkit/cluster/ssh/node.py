@@ -219,4 +219,5 @@ def require_all(results: Sequence[R | PatchkitError]) -> list[R]:
 
     error = errors[0]
     texts = dict.fromkeys(error.what for error in errors)
-    raise type(error)("\nand ".join(texts), why=error.why, hint=error.hint)
+    error.what = "\nand ".join(texts)
+    raise error
