@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from patchkit.cluster.agent.judge import (
     ANSWERS,
-    BLIND,
     DOUBT,
-    ENDED,
     LIVES,
     PAUSED,
-    REFUSES,
     SLEEPS,
     WORKS,
     ServerLife,
@@ -20,16 +17,13 @@ from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.ssh import ssh_command
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import PatchkitError
+from patchkit.finding import finding_from_text
 from patchkit.frozen import frozen
-from patchkit.quoting import quoted
 
-_STATUS = quoted("patchkit", "status")
-# Texts of a server that lives, but gives no token until somebody wakes it → the reason.
-_HALTS = {
-    SLEEPS: "somebody sent it POST /sleep; POST /wake_up ends that",
-    PAUSED: "somebody sent it POST /pause; POST /resume ends that",
-}
+_TEXTS = "standstill.toml"
+# Texts of a server that lives, but gives no token until somebody wakes it → their finding.
+_HALTS = {SLEEPS: "sleeps", PAUSED: "paused"}
 
 
 @frozen
@@ -102,67 +96,32 @@ def standstill_error(
     cluster: Cluster,
     life: ServerLife,
     guard: UnitState | None,
-) -> HostError | None:
+) -> PatchkitError | None:
     """Return the error of a server that will give no token; None if it goes on working.
 
     ``life`` shows that no token came. ``guard`` is the state of the unit that watches the server,
-    None if there is none.
+    None if there is none. The reason says what happens next.
     """
-    if life.state not in (LIVES, WORKS):
-        return silence_error(cluster, life, guard)
-
-    if life.text not in _HALTS:
+    about = life.state
+    if about in (LIVES, WORKS):
+        about = _HALTS.get(life.text, "")
+    if not about:
         return None
-    return HostError(
-        f"{cluster.head.destination}: {life.text}, and gives no token",
-        why=_HALTS[life.text],
-        hint=f"`{quoted('patchkit', 'down')}`, then `patchkit up` again",
-    )
 
+    doubt = ""
+    if about == DOUBT:
+        if guard is None or guard.active in OFF or not cluster.file.serve.frozen:
+            about = "unwatched"
+        elif (watch := read_life(guard.text)) and watch.state == DOUBT:
+            doubt = f" ({watch.text})"
 
-def silence_error(
-    cluster: Cluster,
-    life: ServerLife,
-    guard: UnitState | None,
-) -> HostError:
-    """Return the error of a server that gives no token; its reason says what happens next."""
     name = cluster.head.destination
-    if life.state == ENDED:
-        return HostError(
-            f"{name}: the server has ended: {life.text}",
-            why="systemd starts all ranks anew 20 s after the head's unit ends",
-            hint=_STATUS,
-        )
-    if life.state == BLIND:
-        return HostError(
-            f"{name}: {life.text}",
-            why="what answers may not be the model, and the key goes to nobody else",
-            hint=ssh_command(name, "ss", "-ltnp"),
-        )
-    if life.state == REFUSES:
-        return HostError(
-            f"{name}: {life.text}",
-            why="whether its engine works is not known; a key in VLLM_API_KEY may have changed",
-            hint=quoted("patchkit", "doctor", "--cluster"),
-        )
-
-    what = f"{name}: the model hangs: {life.text}"
-    frozen = cluster.file.serve.frozen
-    if not frozen or guard is None or is_unwatched(cluster, guard):
-        why = "its unit runs, its server gives no token, and nothing watches it"
-        return HostError(
-            what,
-            why=why,
-            hint=quoted("patchkit", "down"),
-        )
-
-    why = f"after {frozen} s without a sign of life the watch kills it, and systemd starts it again"
-
-    watch = read_life(guard.text)
-    if watch and watch.state == DOUBT:
-        why = f"{why} ({watch.text})"
-    return HostError(
-        what,
-        why=why,
-        hint=_STATUS,
-    )
+    return finding_from_text(
+        _TEXTS,
+        about,
+        name,
+        said=life.text,
+        frozen=cluster.file.serve.frozen,
+        doubt=doubt,
+        look=ssh_command(name, "ss", "-ltnp"),
+    ).error()

@@ -13,11 +13,7 @@ from patchkit.cluster.agent.judge import (
     ServerLife,
 )
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.condition import (
-    is_unwatched,
-    silence_error,
-    standstill_error,
-)
+from patchkit.cluster.launch.condition import is_unwatched, standstill_error
 from support.clusters import cluster, unit
 
 GUARD = "patchkit-vllm-alive.service"
@@ -65,7 +61,7 @@ CASES = {  # life, the unit that watches, choices → words of the error, and it
 def test_what_becomes_of_a_server_without_a_token(name):
     life, active, choices, words, hint = CASES[name]
     guard = unit(active, unit=GUARD, text=f"doubt: {NONE}")
-    error = silence_error(Cluster(cluster("spark-1", **choices)), life, guard)
+    error = standstill_error(Cluster(cluster("spark-1", **choices)), life, guard)
     assert words in error.why
     assert hint in error.hint
     assert ("hangs" in error.what) == (life is HANGS)
