@@ -115,7 +115,7 @@ def _env_blocks(
     head = None
     if path := options["head_file"]:
         role = request.role or "single"
-        head = read_head(path, role, accept_edited=options["accept_edited"])
+        head = read_head(path, role)
 
     request = replace(
         request,
@@ -133,7 +133,7 @@ def _env_blocks(
         caches=str(Path.home() / CACHES),
     )
     if head:
-        env = adopt_shared_settings(env, head, extra)
+        env = adopt_shared_settings(env, head)
 
     kind = Format(options["kind"])
     hostname = host.system.hostname

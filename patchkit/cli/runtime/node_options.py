@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from patchkit.cli.out import FOLDER, PRESENT_PATH
-from patchkit.cli.render import Lines, Verb, flag, lead_word, note, option, with_options
+from patchkit.cli.render import Lines, Verb, lead_word, note, option, with_options
 from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.host.probe import probe
@@ -69,7 +69,6 @@ _OPTIONS = (
     TARGET,
     PYTHON,
     ROOT,
-    flag("--accept-edited", "Accept a --from file that was edited."),
     option("--with ID", "wanted", "Turn an optional rule on.", multiple=True),
     option("--without ID", "unwanted", "Turn a rule off.", multiple=True),
 )

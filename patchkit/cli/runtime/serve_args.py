@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from patchkit.cli.render import (
     Record,
     Row,
     flag,
-    note,
     option,
     rendered,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
-from patchkit.runtime.envfile.env_file import EnvFile, read_env_file
+from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.flags import load_flag_rules
@@ -50,8 +49,6 @@ _HEADS = (
     "vLLM",
     "evidence",
 )
-# The facts of an env file on which the command line depends.
-_FILE_FACTS = "role topology executor vllm nodes head target quantization"
 
 
 @click.command
@@ -152,7 +149,8 @@ def serve_command(
         what = "--listen and --host both say where to listen"
         raise UsageError(what, hint="leave one out")
 
-    file = _read_file(options)
+    path = options.get("env_file")
+    file = read_env_file(path) if path else None
     preset = choose_preset(model, options.get("preset"), os.environ)
     request = replace(request, model=preset.id if preset else "")
 
@@ -173,20 +171,6 @@ def serve_command(
     )
     serving = replace(serving, drafter_gib=_drafter_gib(serving))
     return serve_args(serving, load_flag_rules(), host.vllm_home(node.vllm))
-
-
-def _read_file(options: Mapping[str, Any]) -> EnvFile | None:
-    """Return the env file of --from, None without it. If it was edited, tell the facts in it."""
-    path = options.get("env_file")
-    if path is None:
-        return None
-
-    file = read_env_file(path, accept_edited=options["accept_edited"])
-    if file.edited:
-        names = [name for name in _FILE_FACTS.split() if name in file.facts]
-        facts = " ".join(f"{name}={file.facts[name]}" for name in names)
-        tell(note(f"{path} was edited after patchkit wrote it; taken: {facts}"))
-    return file
 
 
 def _served_name(model: str, preset: Preset | None) -> str:

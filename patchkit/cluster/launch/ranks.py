@@ -304,7 +304,7 @@ def _plan_rank(
     )
 
     if head:
-        env = adopt_shared_settings(env, head, dict(serve.set))
+        env = adopt_shared_settings(env, head)
 
     command = None
     if node.role != "worker" or node.executor.name != "ray":

@@ -45,7 +45,7 @@ _FROM_HEAD = "`patchkit env --role head -o head.env` on the head, and copy that 
 class EnvFile:
     """An env file: the facts of its first line, its variables, and the number of each one's line.
 
-    ``edited`` says that the text does not match its digest, which the user accepted.
+    ``edited`` says that the text does not match its digest.
     ``extra`` are the variables that a user added with --set.
     """
 
@@ -58,15 +58,13 @@ class EnvFile:
     extra: Values
 
 
-def read_env_file(
-    path: Path, *, accept_edited: bool = False, hint: str = ""
-) -> EnvFile:
+def read_env_file(path: Path, hint: str = "") -> EnvFile:
     """Return an env file of patchkit. Raise UsageError, SourceError or HashMismatchError.
 
     ``hint`` is for the error of a missing file; the default is the command that writes the file.
     """
     text = read_text(path, hint=hint or quoted("patchkit", "env", "-o", path))
-    return parse_env_file(text, str(path), accept_edited=accept_edited)
+    return parse_env_file(text, str(path))
 
 
 def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
@@ -112,7 +110,7 @@ def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> Env
     )
 
 
-def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
+def read_head(path: Path, role: str) -> EnvFile:
     """Return a head's env file for a worker. Raise UsageError, SourceError or HashMismatchError.
 
     Raise also if ``role``, that of this node, is not "worker".
@@ -120,7 +118,7 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     if role != "worker":
         raise refusal("from-without-worker")
 
-    file = read_env_file(path, accept_edited=accept_edited, hint=_FROM_HEAD)
+    file = read_env_file(path, _FROM_HEAD)
     if file.role != "head":
         raise refusal("no-head-file", file=path, role=file.role)
     return file
@@ -179,8 +177,7 @@ def _transfer_trouble(
     if name not in known_names:
         return "is read by neither vLLM, NCCL nor another program that patchkit knows"
 
-    # An unedited file has no other variables; in an edited file the user has accepted them.
-    if name not in head.extra and not head.edited:
+    if name not in head.extra:
         return "is set by no rule of this patchkit, nor was it added with --set"
 
     if not value.isprintable() or is_placeholder(name, value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from patchkit.errors import DriftError, PatchkitError, UsageError
@@ -313,16 +313,12 @@ def _check_value(setting: Setting, vllm: str, takes: AllowedValues | None) -> No
         )
 
 
-def adopt_shared_settings(
-    env: ClusterEnv,
-    head: EnvFile,
-    set_here: Collection[str] = (),
-) -> ClusterEnv:
+def adopt_shared_settings(env: ClusterEnv, head: EnvFile) -> ClusterEnv:
     """Return the worker's environment with the variables that its head shares.
 
     A variable that no rule of the worker sets, such as one that a user added on the head, is taken
-    over; the caller has checked by ``check_transfer`` that this is allowed. ``set_here`` are the
-    names that the user sets on this node. Raises HostError if a shared variable differs.
+    over; the caller has checked by ``check_transfer`` that this is allowed. Raises
+    HostError if a shared variable differs.
     """
     _check_overwritten(env, head)
     own_values = {
@@ -348,16 +344,10 @@ def adopt_shared_settings(
         for name, value in missing.items()
     ]
 
-    notes = [*env.notes]
-    if head.edited:
-        added = [*adopted, *(row for row in env.settings if row.rule == "--set")]
-        foreign = [setting for setting in added if setting.name not in set_here]
-        notes.append(_note_edited(head, foreign))
-    notes += _note_twins(env, head)
     return replace(
         env,
         settings=(*adopted, *env.settings),
-        notes=tuple(notes),
+        notes=(*env.notes, *_note_twins(env, head)),
     )
 
 
@@ -371,23 +361,6 @@ def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
         for name, value in head.variables.items()
         if scopes.get(name, "shared") == "shared"
     }
-
-
-def _note_edited(head: EnvFile, foreign: Sequence[Setting]) -> str:
-    """Return the note about an edited file of the head.
-
-    A digest does not tell which lines were edited, so the note names the ``foreign`` settings: all
-    that this node's rules do not set.
-    """
-    names = ", ".join(
-        f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
-        for setting in foreign
-    )
-    outcome = "every shared variable is as this node's rules set it"
-    if names:
-        outcome = f"not from this node's rules: {names}"
-    edited = f"{head.where} was edited after patchkit wrote it, and --accept-edited was given"
-    return f"{edited}; {outcome}"
 
 
 def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:

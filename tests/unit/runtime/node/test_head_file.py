@@ -80,31 +80,21 @@ def test_an_edited_file_is_refused_and_never_sealed_anew_in_silence(worker):
         HashMismatchError, match="was edited after patchkit wrote it"
     ) as caught:
         worker(edited)
-    assert "add --accept-edited" in caught.value.hint
-    text, notes = worker(edited, "--accept-edited")
-    line = edited.count("\n")
-    assert f"not from this node's rules: NCCL_IB_TC=106 (line {line})" in notes
-    assert "\nNCCL_IB_TC=106\n" in text
-    assert "was edited after patchkit wrote it" in text.partition("\n\n")[0].replace(
-        "\n# ", " "
-    )
-    _text, notes = worker(f"{HEAD}# mine\n", "--accept-edited")
-    assert "every shared variable is as this node's rules set it" in notes
+    assert "with --set NAME=VALUE" in caught.value.hint
 
 
-@pytest.mark.parametrize("options", [(), ("--accept-edited",)])
-def test_what_runs_code_never_crosses_machines(worker, options):
+def test_what_runs_code_never_crosses_machines(worker):
     lines = "".join(f"{name}={value}\n" for name, value in CODE.items())
     forged = resealed(with_set(HEAD, CODE) + lines)
     with pytest.raises(SourceError) as caught:
-        worker(forged, *options)
+        worker(forged)
     for number, name in enumerate(CODE, forged.count("\n") - len(CODE) + 1):
         assert (
             f"head.env:{number}: {name} runs code: {find_code_risk(name)}"
             in caught.value.what
         )
-    with pytest.raises(SourceError if options else HashMismatchError):
-        worker(HEAD + lines, *options)
+    with pytest.raises(HashMismatchError):
+        worker(HEAD + lines)
 
 
 @pytest.mark.parametrize(
@@ -178,16 +168,11 @@ def test_facts_are_parsed_strictly(worker, old, new, says):
     assert says in caught.value.what
 
 
-def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
+def test_serve_args_refuse_an_edited_file(tmp_path):
     file = tmp_path / "head.env"
     file.write_text(f"{HEAD}# mine\n", encoding="utf-8")
     arguments = ["serve-args", "a/b", f"--from={file}", "--role=head"]
     assert isinstance(CliRunner().invoke(group, arguments).exception, HashMismatchError)
-    done = CliRunner().invoke(group, [*arguments, "--accept-edited"])
-    assert (
-        "taken: role=head topology=roce executor=mp vllm=0.33.0 nodes=2" in done.stderr
-    )
-    assert done.stdout.startswith("vllm serve a/b ")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +247,7 @@ def test_any_text_is_a_heads_file_or_a_clear_error(tmp_path, text):
     file = tmp_path / "head.env"
     file.write_bytes(text.encode(errors="surrogatepass"))
     try:
-        read = read_env_file(file, accept_edited=True)
+        read = read_env_file(file)
     except PatchkitError:
         return
     assert read.role in ("single", "head", "worker")
