@@ -223,8 +223,8 @@ class Fix:
     why: str
     needs: tuple[Need, ...]
     upstream: str
-    evidence: tuple[Evidence, ...]
     look: Look
+    evidence: tuple[Evidence, ...] = ()
     layer: Layer = "python"  # or "build": only trees that are compiled
     arches: tuple[Mode, ...] = ("native", "family")
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …

@@ -1,4 +1,7 @@
-"""Load the files of fixes: modules below ``patchkit.recipes`` that define one ``FIX`` each."""
+"""Load the files of fixes: modules below ``patchkit.recipes`` that define one ``FIX`` each.
+
+What their claims rest on stands in ``evidence.toml``, beside ``recipe.toml``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import contextlib
 import importlib
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from patchkit.errors import DriftError, PatchkitError, RecipeError
-from patchkit.patching.fix import Fix
+from patchkit.patching.fix import Evidence, Fix
+from patchkit.records import read_toml
 from patchkit.source.project import is_shipped
 
 _PACKAGE = "patchkit.recipes"
@@ -22,7 +27,21 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     """
     if not is_shipped(home):
         _add_to_packages(home)
-    return tuple(_load_fix(home, name) for name in names)
+
+    evidence = _read_evidence(home / "evidence.toml")
+    fixes = []
+    for name in names:
+        fix = _load_fix(home, name)
+        rows = evidence.get(fix.id, ())
+        fixes.append(replace(fix, evidence=fix.evidence + rows))
+    return tuple(fixes)
+
+
+def _read_evidence(place: Path) -> dict[str, tuple[Evidence, ...]]:
+    """Return id of a fix → its evidence; {} if a recipe has no such file."""
+    if not place.is_file():
+        return {}
+    return read_toml(dict[str, tuple[Evidence, ...]], place, RecipeError)
 
 
 def _add_to_packages(home: Path) -> None:

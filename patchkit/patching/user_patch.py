@@ -293,7 +293,6 @@ def _patch_fix(patch: Patch) -> Fix:
         why="The user named it.",
         needs=(),
         upstream="not known",
-        evidence=(),
         look=look,
     )
 

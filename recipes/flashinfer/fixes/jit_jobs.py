@@ -144,30 +144,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="flashinfer#3899, #3665 and #3636 (open) do as much; not in 0.7.4",
-    evidence=(
-        kit.Evidence(
-            "what run_ninja tells ninja on nine machines, before and after",
-            "patchkit's proof",
-            "measured",
-        ),
-        kit.Evidence(
-            "8.4 GiB for a unit of fused_moe_120, 6.2 for one of fp4_gemm_cutlass_sm120, up to 1.2 "
-            "for those of sampling, quantization and decode",
-            "0.7.2.post1 compiled for sm_121a by nvcc 13.0.88 on x86-64, peak of one process",
-            "measured",
-        ),
-        kit.Evidence(
-            "3 units of gemm_sm120, 4.3 GiB each, in 6 GiB: 3 nvcc at once and 2 killed before; "
-            "one by one and finished with it",
-            "0.7.2.post1 and nvcc 13.0.88 on 2 x86-64 cores, in a memory cgroup",
-            "measured",
-        ),
-        kit.Evidence(
-            "3 to 8 GiB each: nvcc killed, NVRM out of memory, or a lockup that a watchdog ends",
-            "flashinfer#3634 and #3899, a GB10 with 0.6.12",
-            "reported",
-        ),
-    ),
     look=look,
     prove=prove,
     majors=(11, 12),

@@ -71,22 +71,6 @@ FIX = kit.Fix(
     "CUDAARCHS still decide.",
     needs=(kit.required(">=2.28.7", "nothing is built for Blackwell"),),
     upstream="never up to 2.32.3; before 2.28.7 there is no CMake build",
-    evidence=(
-        kit.Evidence(
-            "what CMake would build, before and after", "patchkit's proof", "measured"
-        ),
-        kit.Evidence(
-            "2.29.7 with this fix, configured with nvcc 13.0: sm_121 in all 156 commands, and "
-            "nothing else",
-            "cmake and ninja, tests/integration/patch/test_nccl_cmake.py",
-            "measured",
-        ),
-        kit.Evidence(
-            "stock 2.28.9, 2.29.7 and 2.30.7 configured with nvcc 13.0: CUDA_ARCHITECTURES: 75",
-            "cmake, real toolkit",
-            "measured",
-        ),
-    ),
     look=look,
     prove=prove,
     prove_from_stock=True,

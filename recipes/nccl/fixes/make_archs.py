@@ -82,22 +82,6 @@ FIX = kit.Fix(
         kit.recommended(">=2.27", "no code for the very device, but for six others"),
     ),
     upstream="2.27 has a list for CUDA 13; none names sm_121, whose code is that of sm_120",
-    evidence=(
-        kit.Evidence(
-            "what make would give nvcc, before and after",
-            "patchkit's proof",
-            "measured",
-        ),
-        kit.Evidence(
-            "2.28.9 for sm_121 alone, stripped: 32.6 MB, where the stock wheel has 189.8 MB; the "
-            "same machine code as stock's sm_120",
-            "built with nvcc 13.0.88 and compared section by section",
-            "measured",
-        ),
-        kit.Evidence(
-            "sm_120 code runs on 12.1", "NVIDIA's Blackwell Compatibility Guide", "read"
-        ),
-    ),
     look=look,
     prove=prove,
     prove_from_stock=True,

@@ -78,14 +78,6 @@ FIX = kit.Fix(
     "where the host compiler does not look.",
     needs=(kit.required(">=2.26,<2.27", "CUDA 13 needs C++17"),),
     upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
-    evidence=(
-        kit.Evidence(
-            "what make would give nvcc, before and after",
-            "patchkit's proof",
-            "measured",
-        ),
-        kit.Evidence("2.26 compiles as C++17 with nvcc 13", "not compiled", "inferred"),
-    ),
     look=look,
     prove=prove,
     prove_from_stock=True,

@@ -64,18 +64,6 @@ FIX = kit.Fix(
     "reads compute_20, which no list supports, and ends with an empty arch list.",
     needs=(kit.required(">=0.11.1,<0.27", "the detected arch list is empty"),),
     upstream="0.27.0 reads code=sm_ first, and stops on an empty list",
-    evidence=(
-        kit.Evidence(
-            "evaluated with the flags torch emits",
-            "the release's CMake, in script mode",
-            "measured",
-        ),
-        kit.Evidence(
-            'string(REPLACE "2.1" "2.1(2.0)")',
-            "torch's select_compute_arch.cmake",
-            "read",
-        ),
-    ),
     look=look,
     prove=prove,
     prove_from_stock=True,

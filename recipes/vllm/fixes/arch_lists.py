@@ -268,29 +268,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="never; from 0.11.1 on upstream builds 12.0f for the whole family",
-    evidence=(
-        kit.Evidence(
-            "ten files of 0.19.1 and 0.33.0 have the same instructions for 12.1a and 12.0f",
-            "nvcc 13.0.88: docs/kernel-proof.md",
-            "compiled",
-        ),
-        kit.Evidence(
-            "each release's own CMake, run before and after, gives 12.1a for every group",
-            "patchkit archs; tests/integration",
-            "measured",
-        ),
-        kit.Evidence(
-            "the FP4 conversions and block-scaled MMA assemble for 121a and 120f, not for plain "
-            "121 or 120",
-            "nvcc 13.0.88",
-            "compiled",
-        ),
-        kit.Evidence(
-            "12.1a code runs on a GB10",
-            "NVIDIA's binary compatibility rules",
-            "inferred",
-        ),
-    ),
     look=look,
     prove=prove,
     prove_from_stock=True,

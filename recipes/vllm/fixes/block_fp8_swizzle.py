@@ -55,25 +55,6 @@ FIX = kit.Fix(
     "where CUTLASS does these layers: from 0.25 on DeepGEMM comes first unless it is switched off.",
     needs=(kit.optional(">=0.20,<0.30", "speed of long prompts"),),
     upstream="0.30.0 chooses the order by the size of the L2 (#55180)",
-    evidence=(
-        kit.Evidence(
-            "52 instead of 150 to 174 TFLOPS for a 16384x2560 weight at 16384 tokens; around 4096 "
-            "tokens the default order is up to 9 % quicker",
-            "vllm#55180, on a GB10",
-            "reported",
-        ),
-        kit.Evidence(
-            "the device code of the patched file is that of the stock one",
-            "nvcc 13.0.88, 121a: 0.20.0 with CUTLASS 4.2.0, 0.29.0 with 4.5.0",
-            "compiled",
-        ),
-        kit.Evidence(
-            "the scheduler that takes the swizzle is the same in CUTLASS 4.2.0 and 4.5.0; these "
-            "releases pin 4.4.2",
-            "CUTLASS tile_scheduler_params.h",
-            "read",
-        ),
-    ),
     look=look,
     layer="build",
     examples=(

@@ -71,19 +71,6 @@ FIX = kit.Fix(
     "gate asks it now. The automatic choice stays CUTLASS.",
     needs=(kit.optional(">=0.33", "about as fast as CUTLASS with autotune"),),
     upstream="never: the gate is the same from 0.25.0 to 0.33.0",
-    evidence=(
-        kit.Evidence(
-            "12.x is in 0.7.2.post1's list, not in 0.7.0.post1's", "FlashInfer", "read"
-        ),
-        kit.Evidence(
-            "1.01 to 1.02 times as fast as CUTLASS with autotune, 1.06 to 1.13 without",
-            "flashinfer#5100, mostly on an RTX PRO 6000",
-            "reported",
-        ),
-        kit.Evidence(
-            "what is taken, before and after", "patchkit's proof of it", "measured"
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -96,31 +96,6 @@ FIX = kit.Fix(
         kit.recommended(">=0.25", "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"),
     ),
     upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
-    evidence=(
-        kit.Evidence(
-            "unpatched, block-FP8 layers and MoE go to DeepGEMM; patched, to others",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
-            "measured",
-        ),
-        kit.Evidence(
-            "arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"
-        ),
-        kit.Evidence(
-            "a device that reports 12.1 is routed to DeepGEMM",
-            "0.25.1 with the capability reported as 12.1",
-            "measured",
-        ),
-        kit.Evidence(
-            "VLLM_USE_DEEP_GEMM=0 for block-FP8 models on dgx_spark_gb10",
-            "vLLM 0.33.0 recipes/",
-            "read",
-        ),
-        kit.Evidence(
-            "against it: the pins from 0.25 on carry an SM120 port, and upstream's CI has a GB10",
-            "DeepGEMM a6b593d2, vLLM 0.24.0 .buildkite",
-            "read",
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

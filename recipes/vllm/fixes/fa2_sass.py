@@ -57,30 +57,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="never: upstream builds one wheel for all devices",
-    evidence=(
-        kit.Evidence(
-            "two forward sources of the ancestor (flash-attn 2.8.3) compile for 12.1a: 81 and "
-            "138 s of CPU time, 2.45 and 8.00 MB; as PTX 71 and 155 s, 1.21 and 2.46 MB",
-            "nvcc 13.0.88",
-            "compiled",
-        ),
-        kit.Evidence(
-            "the PTX of 0.23.0's library on an H200, which has to compile it, too: the first call "
-            "for a head size and dtype takes 45 to 55 s, with machine code 0.01 s",
-            "driver 580, an empty cache",
-            "measured",
-        ),
-        kit.Evidence(
-            "every release's vllm_flash_attn.cmake, with a project in flash-attention's place",
-            "configured with CMake",
-            "measured",
-        ),
-        kit.Evidence(
-            "the machine code on a GB10",
-            "code for 8.0 that PTX holds as well",
-            "inferred",
-        ),
-    ),
     look=look,
     layer="build",
     majors=(11, 12),

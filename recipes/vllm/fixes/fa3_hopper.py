@@ -123,41 +123,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="not in 0.33.0: setup.py still asks for it; vllm#28205 is about the same",
-    evidence=(
-        kit.Evidence(
-            "CMake's plan of 0.25.1 for 12.1a: 192 hopper/ sources without -gencode, 52 of "
-            "FlashAttention 2 with 8.0+PTX",
-            "flash-attention 2c839c33, configured across",
-            "measured",
-        ),
-        kit.Evidence(
-            "one such source, without -gencode: machine code for 7.5 and its PTX",
-            "nvcc 13.0.88",
-            "compiled",
-        ),
-        kit.Evidence(
-            "get_flash_attn_version and flash_attn_supports_… give on 12.1 and 11.0 the same with "
-            "and without the library, also if version 3 is asked for",
-            "patchkit's proof, every release",
-            "measured",
-        ),
-        kit.Evidence(
-            "flash_attn_varlen_func calls _vllm_fa2_C.varlen_fwd on 12.1",
-            "vLLM 0.17.0 to 0.33.0, run with torch's operators stood in for",
-            "measured",
-        ),
-        kit.Evidence(
-            "the platform takes FLASH_ATTN on 12.1 with and without the library, TRITON_ATTN "
-            "for attention sinks",
-            "vLLM 0.11.1 to 0.33.0, get_attn_backend_cls run",
-            "measured",
-        ),
-        kit.Evidence(
-            "get_scheduler_metadata, the other way to FlashAttention 3, is called for version 3",
-            "vLLM 0.11.1 to 0.33.0, v1/attention/backends/flash_attn.py: aot_schedule",
-            "read",
-        ),
-    ),
     look=look,
     prove=prove,
     layer="build",

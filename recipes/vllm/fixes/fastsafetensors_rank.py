@@ -105,19 +105,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="0.17.0 takes the current device and sorts the files",
-    evidence=(
-        kit.Evidence(
-            "the function is one and the same from 0.11.1 to 0.16.0",
-            "weight_utils.py",
-            "read",
-        ),
-        kit.Evidence(
-            "rank 1 of two nodes asks for cuda:1 before, for cuda:0 after",
-            "the function, run with stand-ins",
-            "measured",
-        ),
-        kit.Evidence("0.17.0 made both changes", "vLLM 0.17.0 weight_utils.py", "read"),
-    ),
     look=look,
     prove=prove,
     majors=(11, 12),  # any node with one device, a Jetson Thor too

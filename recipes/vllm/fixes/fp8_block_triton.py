@@ -86,22 +86,6 @@ FIX = kit.Fix(
     "build they are meant to work on 12.1, so this is a way around, not a cure.",
     needs=(kit.optional(">=0.11.1", "a way around CUTLASS's and DeepGEMM's kernels"),),
     upstream="never the default; from 0.22.0 --linear-backend triton does the same",
-    evidence=(
-        kit.Evidence(
-            "Triton runs, and answers within FP8's tolerance of DeepGEMM",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
-            "measured",
-        ),
-        kit.Evidence(
-            "CUTLASS's block kernel is guarded for 12.0 alone up to 0.14, for the family from "
-            "0.16 on; patchkit's builds open the old guard",
-            "vLLM csrc",
-            "read",
-        ),
-        kit.Evidence(
-            "no torch._scaled_mm takes block scales on 12.x", "vLLM pytorch.py", "read"
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -92,16 +92,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="0.24.0: the compiled gate answers per compiled arch",
-    evidence=(
-        kit.Evidence(
-            "grouped_mm_c3x is built for no 12.x in any release",
-            "patchkit archs",
-            "measured",
-        ),
-        kit.Evidence(
-            "the gate and its callers", "vLLM w8a8_utils.py, scaled_mm_entry.cu", "read"
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

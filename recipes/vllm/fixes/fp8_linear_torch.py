@@ -103,29 +103,6 @@ FIX = kit.Fix(
         kit.optional(">=0.11.1", "a way around CUTLASS's FP8 kernels"),
     ),
     upstream="never the default; from 0.22.0 --linear-backend torch does the same",
-    evidence=(
-        kit.Evidence(
-            "torch._scaled_mm runs, and answers within FP8's tolerance of CUTLASS",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
-            "measured",
-        ),
-        kit.Evidence(
-            "enable_sm120_only compiles to a trap for 12.1 (0.16-0.21)",
-            "vLLM csrc",
-            "compiled",
-        ),
-        kit.Evidence(
-            "12.0f kernels, which other releases build, are meant for 12.1; upstream times them "
-            "on a GB10 from 0.30 on",
-            "vLLM 0.30.0 csrc",
-            "read",
-        ),
-        kit.Evidence(
-            "decode is bound by memory, so torch and CUTLASS should be equally fast",
-            "arithmetic on 273 GB/s",
-            "inferred",
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -64,17 +64,6 @@ FIX = kit.Fix(
     why="The FlashInfer that these releases pin has a kernel for SM12x; they know of 9.0 and 10.x.",
     needs=(kit.optional(">=0.28,<0.30", "an upgrade to 0.30 does as much"),),
     upstream="0.30.0 (vllm#55715) takes FlashInfer on SM12x",
-    evidence=(
-        kit.Evidence(
-            "delta_rule_sm120.py is there", "FlashInfer 0.6.16.post3, 0.6.18", "read"
-        ),
-        kit.Evidence(
-            "what is resolved, before and after", "patchkit's proof of it", "measured"
-        ),
-        kit.Evidence(
-            "contested: wrong with prefix caching on a GB10", "vllm#55715", "reported"
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -190,24 +190,6 @@ FIX = kit.Fix(
     "machine code; what only older devices reach is left out unless one is built for.",
     needs=(kit.recommended(">=0.11.1", "a trap, after twelve minutes of one core"),),
     upstream="not in 0.33.0",
-    evidence=(
-        kit.Evidence(
-            "0.25.1 as it is, PTX for 8.9: 16 of 16 kernels for zero points are traps",
-            "nvcc 13.0.88",
-            "compiled",
-        ),
-        kit.Evidence(
-            "patched, for 12.1a: 16 kernels, none a trap, in 153 s of CPU time",
-            "nvcc 13.0.88",
-            "compiled",
-        ),
-        kit.Evidence(
-            "which kernels SM12x reaches: the release's own dispatch, read branch by branch",
-            "scaled_mm_entry.cu; patchkit's proof",
-            "read",
-        ),
-        kit.Evidence("the kernels on a GB10", "CUTLASS 2.x code for 8.0", "inferred"),
-    ),
     look=look,
     prove=prove,
     layer="build",

@@ -70,14 +70,6 @@ FIX = kit.Fix(
     "FP8-input kernels out.",
     needs=(kit.required(">=0.12,<0.22", "a 12.1a build lacks kernels that 12.0 has"),),
     upstream="0.22.0 asks for arch // 10 == 12",
-    evidence=(
-        kit.Evidence(
-            "untouched 0.19.1 for 12.1a: 12 of 12 kernels are missing; patched: none",
-            "nvcc 13.0.88: docs/kernel-proof.md",
-            "compiled",
-        ),
-        kit.Evidence("the generators' own loops, run", "patchkit's proof", "measured"),
-    ),
     look=look,
     prove=prove,
     layer="build",

@@ -56,13 +56,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="0.23.0 added 12.0f to the kernel lists (#40923); repacking is PTX in every release",
-    evidence=(
-        kit.Evidence("PTX from 8.0 gave gibberish on 12.x", "vllm#40923", "reported"),
-        kit.Evidence("evaluated lists, every release", "patchkit archs", "measured"),
-        kit.Evidence(
-            "0.33.0's repacking files compile for 121a", "nvcc 13.0.88", "compiled"
-        ),
-    ),
     look=look,
     layer="build",
     examples=(

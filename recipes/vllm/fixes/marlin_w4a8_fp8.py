@@ -64,12 +64,6 @@ FIX = kit.Fix(
     why="The checks compare the capability with exactly 120; the kernels are the same on 12.1.",
     needs=(kit.recommended(">=0.12,<0.23", "VLLM_MARLIN_INPUT_DTYPE=fp8 is refused"),),
     upstream="0.22.0 (Python and MoE) and 0.23.0 (dense) accept SM12x",
-    evidence=(
-        kit.Evidence(
-            "the checks of every release", "vLLM csrc and marlin_utils.py", "read"
-        ),
-        kit.Evidence("upstream widened the same checks", "vLLM 0.22.0, 0.23.0", "read"),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -259,17 +259,8 @@ FIX = kit.Fix(
         ),
     ),
     upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
-    evidence=(
-        *(
-            kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established)
-            for c in _CONFIGS
-        ),
-        kit.Evidence(
-            "get_moe_configs takes the nearest row, tolerates triton_version, and asks for the "
-            "block shape in the name",
-            "fused_moe.py of 0.11.1 to 0.33.0",
-            "read",
-        ),
+    evidence=tuple(
+        kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established) for c in _CONFIGS
     ),
     look=look,
     prove=prove,

@@ -60,13 +60,6 @@ FIX = kit.Fix(
         kit.required(">=0.11.1,<0.12", "Triton's MXFP4 kernels do not run on SM12x"),
     ),
     upstream="0.12.0 limits Triton to 9.0 and 10.x",
-    evidence=(
-        kit.Evidence(
-            "upstream's comment names the SM120 fix Triton lacked",
-            "vLLM 0.12.0 mxfp4.py",
-            "read",
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -184,31 +184,6 @@ FIX = kit.Fix(
     ),
     upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
     "marlin from 0.22.0",
-    evidence=(
-        kit.Evidence(
-            "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
-            "measured",
-        ),
-        kit.Evidence(
-            "NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"
-        ),
-        kit.Evidence(
-            "wrong results without a message, for some models",
-            "cutlass#3096, cutlass#3227, vllm#48898, vllm#48965",
-            "reported",
-        ),
-        kit.Evidence(
-            "against it: Nemotron models verified with native FP4",
-            "upstream's blog",
-            "reported",
-        ),
-        kit.Evidence(
-            "what each release takes on 12.1, by its own code with the capability given",
-            "patchkit's proof of this fix",
-            "measured",
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

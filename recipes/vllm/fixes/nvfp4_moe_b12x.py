@@ -53,17 +53,6 @@ FIX = kit.Fix(
     "names it. Without b12x, with expert parallelism or 4-bit activations nothing changes.",
     needs=(kit.optional(">=0.29", "upstream's GB10 recipes take Marlin"),),
     upstream="vllm#54669 (open); --moe-backend b12x from 0.29.0 on",
-    evidence=(
-        kit.Evidence(
-            "39 tests and 100 runs pass on a GB10", "vllm#54669's author", "reported"
-        ),
-        kit.Evidence(
-            "contested: 9-12 % faster on RTX 50", "vllm#49476, vllm#40082", "reported"
-        ),
-        kit.Evidence(
-            "what is taken, with b12x and without", "patchkit's proof of it", "measured"
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

@@ -156,36 +156,6 @@ FIX = kit.Fix(
         ),
     ),
     upstream="0.12.0 has an SM120 NVFP4 MoE kernel; from 0.17.0 --moe-backend marlin",
-    evidence=(
-        kit.Evidence(
-            "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
-            "measured",
-        ),
-        kit.Evidence(
-            "no SM120 variant in nvfp4_blockwise_moe_kernel.cu",
-            "vLLM 0.11.2 csrc",
-            "read",
-        ),
-        kit.Evidence(
-            "Marlin MoE from PTX corrupts 14 of 30 answers on 12.x, from machine code none",
-            "vllm#40923",
-            "reported",
-        ),
-        kit.Evidence(
-            "--moe-backend marlin for Qwen3.6-35B-A3B-NVFP4, none for Nemotron-3-Super",
-            "vLLM 0.33.0 recipes/, recipes#632",
-            "read",
-        ),
-        kit.Evidence(
-            "FlashInfer CUTLASS gives garbage with GLM-5.3", "a Spark user", "reported"
-        ),
-        kit.Evidence(
-            "what each release takes on 12.1, by its own code with the capability given",
-            "patchkit's proof of this fix",
-            "measured",
-        ),
-    ),
     look=look,
     prove=prove,
     requires=("marlin_sass",),

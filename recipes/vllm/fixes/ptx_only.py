@@ -114,19 +114,6 @@ FIX = kit.Fix(
     "FlashAttention 2 is 52 sources of 8.0+PTX.",
     needs=(kit.recommended(">=0.11.1", "build time and size only"),),
     upstream="never: upstream builds one wheel for all devices",
-    evidence=(
-        kit.Evidence("evaluated flags, every release", "patchkit archs", "measured"),
-        kit.Evidence(
-            "every release's vllm_flash_attn.cmake, with a project in flash-attention's place",
-            "configured with CMake",
-            "measured",
-        ),
-        kit.Evidence(
-            "machine code loads within its major version alone",
-            "NVIDIA's binary compatibility rules",
-            "read",
-        ),
-    ),
     look=look,
     prove=prove,
     layer="build",

@@ -139,30 +139,6 @@ FIX = kit.Fix(
     "VLLM_USE_SPINLOOP_EXT has to stay 0, and the ranks of other nodes have no ring.",
     needs=(kit.recommended(">=0.18", "a core spins for EngineCore and each worker"),),
     upstream="vllm#52814 (open) has the variable, with 1 s as the default; #51950 was closed",
-    evidence=(
-        kit.Evidence(
-            "a message each 30 ms: 31-100 % of a core before, 2-7 % after, and read 0.03-0.4 ms "
-            "later; without a notification 4.5 s (from 0.27 on) or for ever before, 0.04 s after",
-            "the ring of four releases in two processes on two x86 cores: docs/bench.md",
-            "measured",
-        ),
-        kit.Evidence(
-            "EngineCore, worker and API server: 0.67 cores instead of 2.11 at 12 ms a step, 0.35 "
-            "instead of 2.06 at 27 ms; as many tokens per second, the first one 0.7 ms later",
-            "0.25.1 served on one H100, multiprocessing executor, one worker",
-            "measured",
-        ),
-        kit.Evidence(
-            "333 % of CPU become 89 %, 11 degrees less, as many tokens per second",
-            "vllm#51950, two GB10",
-            "reported",
-        ),
-        kit.Evidence(
-            "contested: 9.9 % more tokens and no less heat; 8 % more with four streams",
-            "MiaAI DSpark#79 (two Sparks, clocks held at 2 GHz), MiaAI GLM#69 (four Sparks)",
-            "reported",
-        ),
-    ),
     look=look,
     prove=prove,
     examples=(

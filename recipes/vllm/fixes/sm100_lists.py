@@ -24,14 +24,6 @@ FIX = kit.Fix(
     "12.1a, the lists of that release lead nowhere by themselves.",
     needs=(kit.required("==0.11.1", "SM100 kernels are chosen on SM12x"),),
     upstream="0.11.2 took 12.0f out of the SM100 lists",
-    evidence=(
-        kit.Evidence(
-            "evaluated lists of 0.11.1 and 0.11.2", "patchkit archs", "measured"
-        ),
-        kit.Evidence(
-            "compile-time #if ENABLE_NVFP4_SM100 … #elif", "vLLM 0.11.1 csrc", "read"
-        ),
-    ),
     look=look,
     layer="build",
     arches=("family",),

@@ -38,19 +38,6 @@ FIX = kit.Fix(
     "an empty kernel (to 0.14) or a trap (0.16 to 0.21).",
     needs=(kit.required(">=0.11.1,<0.22", "12.1a code is an empty kernel or a trap"),),
     upstream="0.16.0 (block scales) and 0.22.0 (per tensor, #35568) use enable_sm120_family",
-    evidence=(
-        kit.Evidence(
-            "untouched 0.19.1 for 12.1a: 16 of 16 FP8 GEMM kernels are traps; patched: none",
-            "nvcc 13.0.88: docs/kernel-proof.md",
-            "compiled",
-        ),
-        kit.Evidence("the guards of every release", "vLLM csrc", "read"),
-        kit.Evidence(
-            "__CUDA_ARCH__ is 1210 for 121a and 1200 for 120f",
-            "nvcc 13.0.88",
-            "compiled",
-        ),
-    ),
     look=look,
     layer="build",
     arches=("native",),

@@ -87,11 +87,6 @@ FIX = kit.Fix(
     "VLLM_VERSION_OVERRIDE still wins when it is set.",
     needs=(kit.recommended(">=0.11.1", "a patched build looks like upstream's"),),
     upstream="never: the label is patchkit's own",
-    evidence=(
-        kit.Evidence(
-            "get_vllm_version, run with the label", "patchkit's proof", "measured"
-        ),
-    ),
     look=look,
     prove=prove,
     last=True,

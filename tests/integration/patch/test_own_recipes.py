@@ -34,7 +34,6 @@ FIX = kit.Fix(
     why="A line shows that the fix was applied.",
     needs=(kit.recommended(">=0.1", "it is only a line"),),
     upstream="open",
-    evidence=(),
     look=look,
 )
 """
