@@ -65,14 +65,12 @@ def _read_numbers(
 
 
 class _Bench(VerbGroup):
-    default = "run"
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Take a first word that is no command for the model of `run`."""
         if args[0] not in self.commands and args[0] != "--help":
-            args = [self.default, *args]
+            args = ["run", *args]
         return super().resolve_command(ctx, args)
 
 
@@ -94,7 +92,7 @@ def bench_command() -> None:
 @click.argument("args", nargs=-1)
 @option("--url URL", "Measure the server that runs there.")
 @option("--compare A B", "Two cluster files, in turns.", nargs=2, type=PATH)
-@option("--cluster FILE", "Serve on this cluster.", type=PATH)
+@option("--cluster FILE", "Serve on this cluster.", multiple=True, type=PATH)
 @VENV_OPTION
 @option(
     "--input",
@@ -173,26 +171,23 @@ def _planned_variants(
     model: str, args: tuple[str, ...], options: Mapping[str, Any]
 ) -> Iterator[PlannedVariant]:
     """Yield the variants to measure: the server at --url, those of cluster files, or one here."""
-    url = options["url"]
     venv = options["venv"] or ""
-    files = list(options["compare"] or ())
-    if sum(map(bool, (url, files, options["cluster"]))) > 1:
-        raise UsageError("--url, --compare, --cluster: one of them")
-
-    if url:
-        server = server_at(url.rstrip("/").removesuffix("/v1"))
-        yield PlannedVariant(name="served", python=venv_python(venv), url=server.url)
-        return
-
-    if options["cluster"]:
-        files = [options["cluster"]]
-
-    for path in files:
-        yield plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
-
-    if not files:
-        file = cluster_here(venv).file
-        yield plan_cluster(file, "served", model, venv, args)
+    ways = [options["url"], options["compare"], options["cluster"]]
+    match list(filter(None, ways)):
+        case []:
+            file = cluster_here(venv).file
+            yield plan_cluster(file, "served", model, venv, args)
+        case [str() as url]:
+            server = server_at(url.rstrip("/").removesuffix("/v1"))
+            python = venv_python(venv)
+            yield PlannedVariant(name="served", python=python, url=server.url)
+        case [files]:
+            for path in files:
+                yield plan_cluster(
+                    read_cluster_file(path), path.stem, model, venv, args
+                )
+        case _:
+            raise UsageError("--url, --compare, --cluster: one of them")
 
 
 def _series_row(series: Series) -> Row:
@@ -209,10 +204,7 @@ def _series_row(series: Series) -> Row:
 def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
     """Compare two setups, and say whether their figures differ by more than the spread."""
     changes = find_changes(read_conditions(first), read_conditions(second))
-    setup = [
-        dict(zip(("what", "first", "second"), change, strict=True))
-        for change in changes
-    ]
+    setup = [{"what": what, "first": old, "second": new} for what, old, new in changes]
 
     pairs = compare_series(read_series(first), read_series(second))
     yield Record({"setup": setup, "figures": pairs})

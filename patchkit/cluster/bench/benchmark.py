@@ -34,8 +34,8 @@ class BenchLoad:
 class Benchmark:
     """The settings of one run: a load, a server at ``url``, and the Python whose vLLM asks it.
 
-    ``tokenizer`` is a folder or the name of a model; "" stands for ``model``. ``seed`` determines
-    the random prompts, ``seconds`` is the time limit of the run.
+    ``tokenizer`` is a folder or the name of a model. ``seed`` determines the random prompts,
+    ``seconds`` is the time limit of the run.
     """
 
     python: str
@@ -90,6 +90,7 @@ def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
         "--backend": "openai",
         "--base-url": benchmark.url,
         "--model": benchmark.model,
+        "--tokenizer": benchmark.tokenizer,
         "--dataset-name": "random",
         "--random-input-len": str(load.depth),
         "--random-output-len": str(load.output),
@@ -102,9 +103,6 @@ def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
         "--result-dir": str(part.parent),
         "--result-filename": part.name,
     }
-    if benchmark.tokenizer:
-        options["--tokenizer"] = benchmark.tokenizer
-
     words = ["bench", "serve", "--ignore-eos", "--disable-tqdm", "--save-result"]
     words += chain.from_iterable(options.items())
     return words

@@ -66,7 +66,15 @@ def measure_variants(
         with _serve(variant, plan.model, watcher) as (url, model):
             for load in plan.loads:
                 tell(f"{title}: {load.name}")
-                benchmark = _plan_benchmark(plan, variant, load, number, url, model)
+                # A cluster file may name the model as it likes: no tokenizer has that name.
+                benchmark = Benchmark(
+                    python=variant.python,
+                    url=url,
+                    model=model,
+                    tokenizer=plan.tokenizer or variant.tokenizer or plan.model,
+                    load=load,
+                    seed=number,
+                )
                 place = result_file(plan.folder, variant.name, load.name, number)
                 run_benchmark(benchmark, place)
 
@@ -112,23 +120,3 @@ def _keep_conditions(plan: BenchPlan) -> None:
         with replacing(place) as file:
             text = json.dumps(plan.conditions, indent=1, sort_keys=True)
             file.write(f"{text}\n".encode())
-
-
-def _plan_benchmark(
-    plan: BenchPlan,
-    variant: PlannedVariant,
-    load: BenchLoad,
-    number: int,
-    url: str,
-    model: str,
-) -> Benchmark:
-    # A cluster file may name the model as it likes: then no tokenizer can be found by that name.
-    checkpoint = plan.model if model != plan.model else ""
-    return Benchmark(
-        python=variant.python,
-        url=url,
-        model=model,
-        tokenizer=plan.tokenizer or variant.tokenizer or checkpoint,
-        load=load,
-        seed=number,
-    )

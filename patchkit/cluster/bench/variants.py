@@ -120,30 +120,20 @@ def describe_conditions(
     }
 
 
-def _describe_machine(host: Host) -> dict[str, str]:
-    system = host.system
+def _describe_machine(host: Host) -> dict[str, Any]:
+    """Return the hardware and the system of a machine, without its name."""
+    machine = asdict(host.system)
+    del machine["hostname"]
     memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else ""
-    return {
-        "gpu": ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus),
-        "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
-        "cpu": f"{system.cpu}, {system.cores} cores",
-        "machine": f"{system.vendor} {system.product}".strip(),
-        "bios": system.bios,
-        "kernel": system.kernel,
-        "os": system.os,
-        "memory": memory,
-    }
+    return {"gpus": list(map(asdict, host.gpus)), **machine, "memory": memory}
 
 
 def _describe_variant(variant: PlannedVariant) -> dict[str, Any]:
-    variables = {}
-    for name, value in variant.shared.items():
-        # The name tells whether the value is a secret.
-        setting = _mask(f"{name}={value}")
-        variables[name] = setting.partition("=")[2]
+    # The name of a variable tells whether its value is a secret.
+    settings = [_mask(f"{name}={value}") for name, value in variant.shared.items()]
     return {
         "command": _mask(" ".join(variant.words)),
-        "variables": variables,
+        "variables": dict(setting.partition("=")[::2] for setting in settings),
         "versions": dict(variant.facts[0].host.versions) if variant.facts else {},
     }
 

@@ -87,7 +87,7 @@ def test_one_load_has_its_answer(tmp_path, monkeypatch):
         python=str(asker),
         url="http://spark-1.invalid:8000",
         model="proof",
-        tokenizer="",
+        tokenizer="proof",
         load=BenchLoad(**PROOF_SETTINGS["serve"]["load"]),
         seconds=60,
     )
