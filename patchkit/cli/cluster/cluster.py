@@ -44,7 +44,6 @@ from patchkit.cluster.launch.cluster_file import (
 from patchkit.cluster.launch.image_layer import CACHE, patch_image
 from patchkit.cluster.launch.install import (
     BroughtVenv,
-    Progress,
     install_everywhere,
     install_image,
     resolve_image,
@@ -52,6 +51,7 @@ from patchkit.cluster.launch.install import (
 from patchkit.cluster.launch.pinning import pin_image
 from patchkit.cluster.launch.ranks import node_addresses
 from patchkit.cluster.launch.survey import survey_nodes
+from patchkit.cluster.ssh.rsync import Progress
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
 from patchkit.patching.recipe import load_recipe

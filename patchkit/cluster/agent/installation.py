@@ -9,13 +9,13 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from patchkit.cluster.agent.node_files import run_for_user, unit_folder
-from patchkit.cluster.ssh.rsync import Copying, copy_files, require_rsync
+from patchkit.cluster.ssh.rsync import require_rsync
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.lock import locked
@@ -206,21 +206,6 @@ def _find_python(lock: WheelLock) -> str:
         hint = quoted("sudo", "apt", "install", f"python{lock.python}-venv")
         raise HostError("Python here cannot make environments", hint=hint)
     return python
-
-
-def send_wheels(
-    folder: str,
-    names: Sequence[str],
-    ssh: Sequence[str],
-    destination: str,
-    target: str,
-) -> Copying:
-    """Copy files of a folder to the folder ``target`` of ``destination``, with ``copy_files``."""
-    sources = [Path(folder).expanduser() / name for name in names]
-    # A file there may be a part, or damaged, whatever its size and time say.
-    options = ("-tp", "--ignore-times", "--mkpath")
-    total = sum(source.stat().st_size for source in sources)
-    return (yield from copy_files(options, sources, total, ssh, destination, target))
 
 
 def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]:

@@ -14,8 +14,9 @@ from patchkit.cluster.agent import images
 from patchkit.cluster.agent.image_facts import ImageContents, ImageFacts
 from patchkit.cluster.agent.images import BuiltImage
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.install import Progress, Report, require_image, send_files
+from patchkit.cluster.launch.install import Report, require_image
 from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.rsync import Progress, send_files
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.digests import digest, tree_digest
 from patchkit.errors import HostError, UsageError, translated
@@ -129,7 +130,14 @@ def _build_layer(
         size=2 * archive.stat().st_size,
     )
     bar = report(f"{head.destination}: copying patchkit")
-    send_files(Remote(HERE), [archive], head.destination, folder, bar)
+    send_files(
+        Remote(HERE),
+        str(archive.parent),
+        [archive.name],
+        head.destination,
+        folder,
+        bar,
+    )
 
     bar = report(f"{head.destination}: patching")
     return head.follow(

@@ -14,15 +14,14 @@ from patchkit.cluster.agent.installation import InstalledVenv, InstallState, Whe
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ServeChoices
 from patchkit.cluster.launch.survey import image_finding
-from patchkit.cluster.ssh.node import Remote, check_peer, require_all, run_on_all
-from patchkit.cluster.ssh.rsync import Copied
-from patchkit.cluster.ssh.ssh import HERE, ssh_words
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.cluster.ssh.rsync import Copied, Progress, send_files
+from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import HostError, PatchkitError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import OTHER, Gpu
 
-Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
 """A function that gets the name of a task and returns the callback for its progress."""
 
@@ -73,9 +72,10 @@ def install_everywhere(
         name = node.destination
         sent = None
         if before.lacking:
-            files = [folder / wheel for wheel in before.lacking]
             bar = report(f"{name}: copying")
-            sent = send_files(Remote(HERE), files, name, before.store, bar)
+            sent = send_files(
+                Remote(HERE), str(folder), before.lacking, name, before.store, bar
+            )
 
         bar = report(f"{name}: installing")
         installed = node.follow(
@@ -151,35 +151,6 @@ def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
     words.append(("wheelhouse", "fill"))
     commands = [quoted("patchkit", *verb, "--dir", house) for verb in words]
     return f"{' && '.join(commands)}, then install with `--wheelhouse {house}`"
-
-
-def send_files(
-    source: Remote,
-    files: Sequence[Path],
-    destination: str,
-    target: str,
-    progress: Progress,
-) -> Copied:
-    """Send files from the node ``source`` to the folder ``target`` of another node.
-
-    The files lie in one folder. ``destination`` is the SSH destination of the other node, as the
-    source knows it. Raises HostError if a copy fails.
-    """
-    check_peer(source, destination)
-    ssh: tuple[str, ...] = ()
-    if destination != HERE:
-        ssh = ssh_words(destination, "-o", "ControlMaster=no")[:-2]
-
-    return source.follow(
-        Copied,
-        progress,
-        installation.send_wheels,
-        folder=str(files[0].parent),
-        names=[file.name for file in files],
-        ssh=ssh,
-        destination="" if destination == HERE else destination,
-        target=target,
-    )
 
 
 def _describe(venv: InstalledVenv) -> dict[str, str]:
@@ -417,7 +388,9 @@ def _copy_image(
         )
 
         bar = report(f"{name}: copying")
-        sent = send_files(source, [archive], peer, folder, bar)
+        sent = send_files(
+            source, str(archive.parent), [archive.name], peer, folder, bar
+        )
 
         loaded = node.follow(
             ImageFacts,

@@ -41,9 +41,8 @@ from patchkit.cluster.models.model_folder import (
     models_folder,
     require_room,
 )
-from patchkit.cluster.ssh.node import Remote, check_peer, run_on_all
-from patchkit.cluster.ssh.rsync import Copied, Copying, copy_files, require_rsync
-from patchkit.cluster.ssh.ssh import ssh_words
+from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.cluster.ssh.rsync import Copied, Progress, require_rsync, send_files
 from patchkit.durable.atomic import sync
 from patchkit.errors import (
     HashMismatchError,
@@ -57,7 +56,6 @@ from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
-Progress = Callable[[int, int], None]
 _ASIDE = ".sync"  # the folder beside those of models, for files that are not hashed yet
 # A placeholder for the digest of an unrecorded file: hash_files() then computes a sha256.
 _ANY_SHA256 = "0" * 64
@@ -302,16 +300,13 @@ def sync_model(
     )
     sent = Copied(0, 0.0)
     if stage.files_to_send:
-        check_peer(Remote(source.ssh), node.peer)
-        bar = report(f"{node.ssh}: copying")
-        sent = Remote(source.ssh).follow(
-            Copied,
-            bar,
-            send_model,
-            folder=model.check.folder,
-            names=list(stage.files_to_send),
-            destination=node.peer,
-            target=stage.staging,
+        sent = send_files(
+            Remote(source.ssh),
+            model.check.folder,
+            stage.files_to_send,
+            node.peer,
+            stage.staging,
+            report(f"{node.ssh}: copying"),
         )
 
     bar = report(f"{node.ssh}: checking")
@@ -392,24 +387,6 @@ def _lacking_files(
 
 def _size(path: Path) -> int:
     return max(0, file_size(path))
-
-
-def send_model(
-    folder: str,
-    names: Sequence[str],
-    destination: str,
-    target: str,
-) -> Copying:
-    """Copy files of a model to ``target``, a folder on another node, with ``copy_files``."""
-    *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
-
-    # -L copies the targets of links, which the other node lacks. --inplace continues a partial
-    # file, and --ignore-times compares the bytes even if size and time are equal.
-    options = ("-RLtp", "--inplace", "--ignore-times")
-
-    total = sum(_size(Path(folder, name)) for name in names)
-    sources = [f"{folder}/./{name}" for name in names]
-    return (yield from copy_files(options, sources, total, ssh, destination, target))
 
 
 def place_model(

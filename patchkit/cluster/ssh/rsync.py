@@ -6,10 +6,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.cluster.ssh.node import Remote, check_peer
+from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed, Follow, ending
 from patchkit.quoting import quoted
@@ -20,6 +22,10 @@ _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 # Parts of lines that name no cause: rsync's summary of an error, and its progress.
 _NO_CAUSE = ("rsync error", "%", "rsync: connection unexpectedly closed")
 _OPTIONS = (
+    "-RLtp",  # -L copies the targets of links, which the other node lacks
+    "--inplace",  # continues a partial file
+    "--ignore-times",  # compares the bytes even if size and time are equal
+    "--mkpath",
     "--partial",
     "--protect-args",
     f"--timeout={_SILENCE}",
@@ -39,8 +45,7 @@ class Copied:
     seconds: float
 
 
-Copying = Generator[tuple[int, int], None, Copied]
-"""A generator that yields the bytes copied and the bytes of all files, and returns ``Copied``."""
+Progress = Callable[[int, int], None]
 
 
 def require_rsync() -> None:
@@ -53,34 +58,57 @@ def require_rsync() -> None:
         )
 
 
-def copy_files(
-    options: Sequence[str],
-    sources: Sequence[str | Path],
-    total: int,
-    ssh: Sequence[str],
+def send_files(
+    source: Remote,
+    folder: str,
+    names: Sequence[str],
     destination: str,
     target: str,
-) -> Copying:
-    """Copy ``sources`` of this machine into the folder ``target`` on ``destination``.
+    progress: Progress,
+) -> Copied:
+    """Send files from the node ``source`` to another node, as ``copy_files`` does.
 
-    ``destination`` is "" for this machine. ``ssh`` are the words of the ssh command before the
-    destination, ``total`` is the size of the sources in bytes. Raises UsageError for a destination
-    that rsync would not read as a host, HostError if rsync is missing or fails, StorageError if the
-    disk there is full.
+    ``destination`` is the SSH destination of the other node, as the source knows it.
     """
-    if ":" in destination or "/" in destination or any(" " in word for word in ssh):
+    check_peer(source, destination)
+    return source.follow(
+        Copied,
+        progress,
+        copy_files,
+        folder=folder,
+        names=list(names),
+        destination=destination,
+        target=target,
+    )
+
+
+def copy_files(
+    folder: str,
+    names: Sequence[str],
+    destination: str,
+    target: str,
+) -> Generator[tuple[int, int], None, Copied]:
+    """Copy files below ``folder``, here, into the folder ``target`` on ``destination``.
+
+    Yields the bytes copied, and the bytes of all files. Raises UsageError for a destination that
+    rsync would not read as a host, HostError if rsync is missing or fails, StorageError if the disk
+    there is full.
+    """
+    if ":" in destination or "/" in destination:
         raise UsageError(
             f"{destination!r} is not a host", hint="write it as for ssh: user@host"
         )
 
     require_rsync()
-    command = ["rsync", *options, *_OPTIONS]
+    total = sum(Path(folder, name).stat().st_size for name in names)
+    command = ["rsync", *_OPTIONS]
     place = f"{target}/"
-    if destination:
-        # rsync splits this text at blanks; the words have none, as checked above.
+    if destination != HERE:
+        *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
+        # rsync splits this text at blanks; the words have none.
         command += ["-e", " ".join(ssh)]
         place = f"{destination}:{place}"
-    command += ["--", *map(str, sources), place]
+    command += ["--", *[f"{folder}/./{name}" for name in names], place]
 
     began = time.monotonic()
     with Follow(*command, env={**os.environ, "LC_ALL": "C"}) as running:
@@ -98,7 +126,7 @@ def copy_files(
 
 def _copy_error(done: Completed, destination: str) -> PatchkitError:
     """Return the error of a failed rsync, with the last line that names a cause."""
-    message = f"rsync to {destination or 'this machine'} failed: {_last_line(done)}"
+    message = f"rsync to {destination} failed: {_last_line(done)}"
     again = "the same command again goes on there"
     if "No space left" in done.output:
         hint = f"make room; {again}"
