@@ -51,7 +51,6 @@ def refused(copy, cli):
     ("path", "before", "after", "at", "says"),
     [
         (FILE, "FIX =", "FIXX =", "", "AttributeError: module"),
-        (FILE, '"reported"', '"rumor"', '"rumor"', "RecordError: [1]: is 'rumor', not"),
         (FILE, 'layer="build"', 'layer="x"', "FIX =", "RecordError: [1]: is 'x', not"),
         (
             FILE,
@@ -92,6 +91,14 @@ def test_a_mistake_is_shown_with_its_place(
     place = f"{copy / path}:{line_of(said.changed, at)}"
     assert f"error: {place}: {says}" in said.stderr
     assert "next: correct it, or install patchkit again" in said.stderr
+
+
+def test_a_mistake_in_the_evidence_is_shown_with_its_fix(copy, refused):
+    place = "recipes/vllm/evidence.toml"
+    source = 'source = "vLLM 0.12.0 mxfp4.py", established = '
+    said = refused(place, f'{source}"read"', f'{source}"rumor"', "fixes")
+    row = "mxfp4_moe_marlin[1].established"
+    assert f"error: {copy / place}: {row}: is 'rumor', not one of" in said.stderr
 
 
 def test_every_file_holds_the_fix_of_its_name():
