@@ -78,41 +78,35 @@ def pack_archive(
 
     The same content and summary give the same bytes.
     """
-    files = {}
-    for log, text in clean.logs.items():
-        if text:
-            files[f"logs/{log}.txt"] = text.encode("utf-8", "replace")
-    files[f"{name}.json"] = _as_json(clean.content)
-    lines = "".join(f"{line}\n" for line in summary)
-    files["summary.txt"] = lines.encode("utf-8", "replace")
+    texts = {f"logs/{log}.txt": text for log, text in clean.logs.items() if text}
+    texts[f"{name}.json"] = _as_json(clean.content)
+    texts["summary.txt"] = "".join(f"{line}\n" for line in summary)
+    files = {file: text.encode("utf-8", "replace") for file, text in texts.items()}
 
     manifest = {
         "note": _NOTE,
         "taken_out": clean.counts,
         "sha256": {file: digest(data) for file, data in files.items()},
     }
-    files["manifest.json"] = _as_json(manifest)
-    return _pack_files(files)
+    files["manifest.json"] = _as_json(manifest).encode()
 
-
-def _as_json(content: object) -> bytes:
-    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True)
-    return f"{text}\n".encode("utf-8", "replace")
-
-
-def _pack_files(files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(
         fileobj=packed,
         mode="w",
         format=tarfile.USTAR_FORMAT,
     ) as archive:
-        for name, data in sorted(files.items()):
-            member = tarfile.TarInfo(name)
+        for file, data in sorted(files.items()):
+            member = tarfile.TarInfo(file)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
 
     return gzip.compress(packed.getvalue(), mtime=0)
+
+
+def _as_json(content: object) -> str:
+    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True)
+    return f"{text}\n"
 
 
 def require_new(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import (
     Iterable,
     Iterator,
@@ -27,11 +28,10 @@ from patchkit.doctor.peers.node_report import (
 )
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
-from patchkit.errors import PatchkitError
+from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
-from patchkit.units import BYTES_PER_MIB
 
 SMOKE_TEST = read_toml(
     dict[str, Any],
@@ -40,19 +40,6 @@ SMOKE_TEST = read_toml(
 )
 """The steps that a node runs, in order, and how the test of all nodes together is started."""
 
-_FIGURES = (
-    "device",
-    "capability",
-    "torch",
-    "cuda",
-    "free_gib",
-    "memory_gib",
-    "triton",
-    "compile_seconds",
-    "vllm",
-    "error",
-    "bound",
-)
 # Make NCCL print to standard output which network it takes.
 _NCCL_OUTPUT = {
     "NCCL_DEBUG": "INFO",
@@ -131,12 +118,11 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
     for step in steps:
         yield from _trouble(node, step.step, step)
         if step.state == "ok":
-            figures = {name: step.figures.get(name, "?") for name in _FIGURES}
             yield make_fine(
                 step.step,
                 node,
                 kernel=step.kernel or "?",
-                **figures,
+                figures=defaultdict(lambda: "?", step.figures),
             )
 
 
@@ -177,29 +163,16 @@ def all_reduce_findings(
 
     # A rank that failed may have printed a network that it never used.
     if all(rank.state == "ok" for rank in ranks):
-        yield _all_reduce_speed(names, ranks)
+        # The slowest rank counts, since all other ranks wait for it.
+        figures = defaultdict(float, slowest_figures(ranks))
+        yield make_finding(
+            "all-reduce-sums",
+            names,
+            figures=figures,
+        )
         for node, rank in zip(nodes, ranks, strict=True):
             if nccl_ranks := read_nccl(rank.lines):
                 yield from nccl_findings(node.node, nccl_ranks, node.variables)
-
-
-def _all_reduce_speed(names: str, ranks: Sequence[GpuStep]) -> Finding:
-    """Return the finding with the slowest rank's figures: all other ranks wait for that rank."""
-    small, large = SMOKE_TEST["sizes"]
-
-    speed = f"gigabytes_per_second_{large}"
-    latency = f"microseconds_{small}"
-    figures = slowest_figures(ranks)
-    return make_finding(
-        "all-reduce-sums",
-        names,
-        nodes=names,
-        small=small,
-        size=large // BYTES_PER_MIB,
-        speed=float(figures.get(speed, 0)),
-        latency=float(figures.get(latency, 0)),
-        nccl=figures.get("nccl", "?"),
-    )
 
 
 def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
@@ -308,15 +281,12 @@ def _try_together(
     nodes: Sequence[GpuNode],
     obstacle: str,
 ) -> Iterator[Finding]:
-    ranks: list[GpuStep] = []
     try:
-        if not obstacle:
-            ranks = run_all_reduce(nodes)
+        if obstacle:
+            raise HostError(obstacle)
+        ranks = run_all_reduce(nodes)
     except PatchkitError as error:
-        obstacle = error.what
-
-    if obstacle:
         names = ", ".join(report.node for report in reports)
-        yield unchecked(RANK, names, obstacle)
+        yield unchecked(RANK, names, error.what)
     else:
         yield from all_reduce_findings(nodes, ranks)

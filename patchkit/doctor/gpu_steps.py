@@ -9,7 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import Any, Literal
 
 from patchkit.doctor import gpu_script as script
@@ -53,8 +53,8 @@ def gpu_steps(
     python: str,
     steps: Sequence[Mapping[str, Any]],
     variables: Mapping[str, str],
-) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each step's ``GpuStep`` as soon as the step ends.
+) -> Iterator[GpuStep]:
+    """Yield the result of each step as soon as the step ends.
 
     Each of the ``steps`` has settings: its name ``step``, its limit ``seconds``, the name
     ``script`` that the script knows it by, and optionally ``file``, another script. If the step
@@ -73,7 +73,7 @@ def gpu_steps(
 
         if settings["script"] == _FIRST and result.state != "ok":
             obstacle = result.reason
-        yield asdict(result)
+        yield result
 
 
 def free_port(address: str) -> int:

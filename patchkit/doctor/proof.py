@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import (
     Callable,
     Iterable,
@@ -275,9 +274,7 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield the results of the steps of `doctor --gpu`."""
     node = request.nodes[0]
-    steps = SMOKE_TEST["step"]
-    for fields in gpu_steps(node.python, steps, node.variables):
-        yield GpuStep(**fields)
+    return gpu_steps(node.python, SMOKE_TEST["step"], node.variables)
 
 
 def call_attention(request: ProofRequest) -> Iterator[GpuStep]:
@@ -497,17 +494,17 @@ def measure_stream(
     settings = PROOF_SETTINGS["serve"]
     tick = os.sysconf("SC_CLK_TCK")
 
-    before = session_ticks(session)
+    before = sum(session_ticks(session))
     began = time.monotonic()
     answer = run_benchmark(benchmark, result_file)
     wall = time.monotonic() - began
-    used = session_ticks(session) - before
+    used = sum(session_ticks(session)) - before
 
     time.sleep(settings["spin"])
-    at_rest = session_ticks(session)
+    at_rest = sum(session_ticks(session))
     time.sleep(settings["idle"])
-    idle = session_ticks(session) - at_rest
-    idle_cores = idle.total() / tick / settings["idle"]
+    idle = sum(session_ticks(session)) - at_rest
+    idle_cores = idle / tick / settings["idle"]
 
     figures = {}
     for name, key in settings["figures"].items():
@@ -517,7 +514,7 @@ def measure_stream(
     prompts = benchmark.load.prompts
     busy = answer["duration"] * (prompts + 1) / prompts
     beside = idle_cores * max(wall - busy, 0.0)
-    figures["cores_busy"] = (used.total() / tick - beside) / busy
+    figures["cores_busy"] = (used / tick - beside) / busy
     figures["cores_idle"] = idle_cores
     return {name: round(value, 2) for name, value in figures.items()}
 
@@ -577,15 +574,13 @@ def wait_until_ready(
     raise HostError("the server did not answer in time: see its log")
 
 
-def session_ticks(session: int) -> Counter[str]:
-    """Return process name → CPU time so far, in clock ticks, of a session without its zombies."""
-    ticks = Counter[str]()
+def session_ticks(session: int) -> list[int]:
+    """Return the CPU time so far, in clock ticks, of each process of a session but zombies."""
+    ticks = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            text = path.read_text(errors="replace").partition("(")[2]
-            name, _, fields = text.rpartition(")")
-            numbers = fields.split()
+            numbers = path.read_text(errors="replace").rpartition(")")[2].split()
             if int(numbers[3]) == session and numbers[0] != "Z":
-                ticks[name] += int(numbers[11]) + int(numbers[12])
+                ticks.append(int(numbers[11]) + int(numbers[12]))
 
     return ticks

@@ -214,30 +214,26 @@ class Redactor:
     def _find_spans(self, text: str) -> Iterator[Span]:
         """Yield the private parts of a text in order.
 
-        These are the values that a pattern names, and between them known names and values that
-        are recognised by their own form.
+        These are the values that a pattern names and the folders, if these are replaced; between
+        them known names and values that are recognised by their own form.
         """
         end = 0
         # An empty last span makes the loop search the rest of the text.
         text_end = Span(len(text), len(text), "")
-        spans = _without_overlaps(self._spans_named_by_form(text))
+        spans = [
+            Span(start, stop, self._placeholder_for(kind, text[start:stop]))
+            for kind, start, stop in self._named_values(text)
+        ]
+        if self._paths:
+            spans += self._path_spans(text)
 
-        for named in chain(spans, [text_end]):
+        for named in chain(_without_overlaps(spans), [text_end]):
             for match in self._whole_pattern.finditer(text, end, named.start):
                 yield from self._spans_of_match(match)
 
             if named.placeholder:
                 yield named
             end = named.stop
-
-    def _spans_named_by_form(self, text: str) -> Iterator[Span]:
-        """Yield the values that a pattern names, and private folders if these are replaced."""
-        for kind, start, stop in self._named_values(text):
-            placeholder = self._placeholder_for(kind, text[start:stop])
-            yield Span(start, stop, placeholder)
-
-        if self._paths:
-            yield from self._path_spans(text)
 
     def _named_values(self, text: str) -> Iterator[tuple[str, int, int]]:
         """Yield kind, start and end of each secret, and of each value that a pattern names."""
@@ -255,10 +251,13 @@ class Redactor:
                     yield kind, match.start("value"), match.end("value")
 
     def _path_spans(self, text: str) -> Iterator[Span]:
-        """Yield private paths; a path to an installed package only up to its environment."""
+        """Yield private paths; a path to an installed package only up to its environment.
+
+        A path of the system, a server or a library names nobody.
+        """
         for match in _PATH.finditer(text):
             path = match.group().rstrip(".")
-            if not _is_systems(path):
+            if not re.fullmatch(_DATA.public_path_pattern, path, re.IGNORECASE):
                 private = _PACKAGES.split(path)[0]
                 placeholder = self._number("path", private.rstrip("/"))
 
@@ -437,12 +436,6 @@ def _is_public(kind: str, word: str) -> bool:
             is_hub_name = _HUB_NAME.fullmatch(word) is not None
             return not word or is_hub_name or small in _DATA.models
     return False
-
-
-def _is_systems(path: str) -> bool:
-    """Return whether a path is of the system, a server or a library, and names nobody."""
-    pattern = _DATA.public_path_pattern
-    return re.fullmatch(pattern, path, re.IGNORECASE) is not None
 
 
 def _is_version(match: re.Match[str], text: str) -> bool:

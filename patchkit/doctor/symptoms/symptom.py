@@ -7,7 +7,8 @@ A symptom has texts as programs print them, with placeholders for the parts that
 ``{name}`` stands for one word, whose value is kept under this name, ``{}`` for one word whose
 value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
 the end of a line; write two where programs print a run of blanks, as in a table. Upper and lower
-case are the same. ``{{`` and ``}}`` are braces.
+case are the same. ``{{`` and ``}}`` are braces. A text has no name twice, and at least five plain
+ASCII characters in a row: grep searches for them.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Annotated, Literal
+from typing import Literal
 
 from patchkit.frozen import frozen
-from patchkit.records import RECIPES, matching, read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.broken import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
 
 SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))
 """The files with symptoms, one for each area, sorted by name."""
 
-# The fewest characters without a placeholder that a text needs: grep searches for them.
-_FEWEST = 5
 # A half of a run of characters is searched for by itself if it has at least so many characters.
 _RARE = 12
 _OTHER_THAN_ASCII = re.compile(r"[^\x20-\x7e]+")
@@ -56,22 +55,10 @@ class TextPattern:
 
 @cache
 def text_pattern(text: str) -> TextPattern:
-    """Return the pattern of a text of a symptom.
-
-    Raise ValueError if the text has fewer than five plain ASCII characters in a row, or contains
-    a name twice.
-    """
+    """Return the pattern of a text of a symptom."""
     expression = ""
-    names = set[str]()
-
     end = 0
     for part in _PART.finditer(text):
-        name = part["name"]
-        if name in names:
-            raise ValueError(f"has {{{name}}} twice: {text!r}")
-        if name:
-            names.add(name)
-
         expression += re.escape(text[end : part.start()])
         expression += _part_expression(part)
         end = part.end()
@@ -107,7 +94,6 @@ def _anchors(text: str) -> tuple[str, ...]:
     """Return the longest run of plain characters of a text, or both halves of a long run.
 
     A program may break a long line at a blank; then at least one half is whole in a line.
-    Raise ValueError if the run has fewer than five characters.
     """
     plain = _PART.sub(_plain_part, text)
 
@@ -115,9 +101,6 @@ def _anchors(text: str) -> tuple[str, ...]:
     runs = [run.strip() for run in _OTHER_THAN_ASCII.split(plain)]
 
     longest = max(runs, key=len).lower()
-    if len(longest) < _FEWEST:
-        raise ValueError(f"has no {_FEWEST} characters in a row: {text!r}")
-
     blanks = (blank.start() for blank in re.finditer(" ", longest))
     middle = min(
         blanks,
@@ -141,12 +124,6 @@ def _plain_part(part: re.Match[str]) -> str:
     return " " if is_one_blank else "\n"
 
 
-Id = Annotated[
-    str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")
-]
-PatternText = Annotated[str, text_pattern]
-
-
 @frozen
 class Cause(Grounded):
     """A cause of a symptom, possible if the condition ``when`` holds, and its cure.
@@ -159,9 +136,9 @@ class Cause(Grounded):
 
     cause: str
     cure: str
-    matches: Annotated[str, re.compile] = ""
-    seen: tuple[PatternText, ...] = ()
-    unseen: tuple[PatternText, ...] = ()
+    matches: str = ""
+    seen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     command: str = ""
     costs: str = ""
     tell: str = ""
@@ -178,9 +155,9 @@ class Symptom:
     ``broken`` names rows of recipes/env/broken.toml, which come before the other causes.
     """
 
-    id: Id
+    id: str
     title: str
-    says: tuple[PatternText, ...]
+    says: tuple[str, ...]
     level: Literal["error", "warning", "note"]
     cause: tuple[Cause, ...] = ()
     broken: tuple[str, ...] = ()
@@ -230,7 +207,7 @@ class LogFact:
     """
 
     name: str
-    says: tuple[PatternText, ...]
+    says: tuple[str, ...]
     value: str = ""
 
 
@@ -239,7 +216,7 @@ class LogWords:
     """Texts that state facts, and ``marks``: event in a server's life → texts that tell of it."""
 
     fact: tuple[LogFact, ...]
-    marks: Mapping[str, tuple[PatternText, ...]]
+    marks: Mapping[str, tuple[str, ...]]
 
 
 @cache

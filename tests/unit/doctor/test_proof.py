@@ -322,7 +322,7 @@ def test_no_process_of_a_server_is_left(tmp_path, monkeypatch):
         while not (tmp_path / "2").exists() and time.monotonic() < end:
             time.sleep(0.05)
         assert proof.session_ticks(server.pid)
-    assert proof.session_ticks(server.pid) == {}
+    assert proof.session_ticks(server.pid) == []
     with proof.hold_server(["false"], dict(os.environ), tmp_path / "log") as server:  # noqa: SIM117
         with pytest.raises(HostError, match="ended with 1"):
             proof.wait_until_ready(server, "http://127.0.0.1:9", time.monotonic() + 10)

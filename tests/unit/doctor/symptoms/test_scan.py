@@ -72,9 +72,3 @@ def test_repeated_lines_are_counted_and_not_kept():
     assert found.count(FREE.text) == 999
     assert found.last == {FREE.text: 999}
     assert len(found.hits[FREE.text]) < 10
-
-
-@pytest.mark.parametrize("text", ["", "a{}b", "{x} and {x} of it", "..."])
-def test_texts_that_cannot_be_looked_for(text):
-    with pytest.raises(ValueError, match=r"in a row|twice"):
-        text_pattern(text)

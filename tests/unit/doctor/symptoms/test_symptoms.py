@@ -7,7 +7,12 @@ import tomllib
 import pytest
 
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, symptoms, text_pattern
+from patchkit.doctor.symptoms.symptom import (
+    SYMPTOM_FILES,
+    log_words,
+    symptoms,
+    text_pattern,
+)
 from patchkit.patching.recipe import load_claims, load_recipe
 from patchkit.runtime.rules.rule import check_condition
 from support.failures import VERDICTS, matrix, recognised
@@ -53,6 +58,27 @@ def test_entries_say_what_they_need():
             assert asked <= given, cause.id
             assert (cause.cause[-1], cause.cure[-1]) == (".", "."), cause.id
         assert not entry.title.endswith("."), entry.id
+
+
+def _all_texts():
+    for entry in symptoms().values():
+        yield from entry.says
+        for cause in entry.cause:
+            yield from (*cause.seen, *cause.unseen)
+    for texts in (*log_words().marks.values(), *(it.says for it in log_words().fact)):
+        yield from texts
+
+
+def test_each_text_can_be_looked_for():
+    for text in _all_texts():
+        pattern = text_pattern(text)
+        re.compile(pattern.expression)  # an error where a name is there twice
+        assert min(map(len, pattern.anchors)) >= 5, text
+        assert all(it.isascii() and it.isprintable() for it in pattern.anchors), text
+    for entry in symptoms().values():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry.id)
+        for cause in entry.cause:
+            re.compile(cause.matches)
 
 
 def test_real_failures():
