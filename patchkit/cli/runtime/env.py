@@ -52,7 +52,13 @@ from patchkit.runtime.node.cluster_env import (
 )
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.releases import Lifetime, read_table
+from patchkit.runtime.rules.releases import (
+    Lifetime,
+    OtherVariable,
+    lifetime,
+    other_variables,
+    read_table,
+)
 from patchkit.runtime.rules.rule import RuleChoice, describe_condition, describe_routes
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import nearest_hint
@@ -64,11 +70,6 @@ from patchkit.runtime.rules.variable_rules import (
     load_variable_rules,
 )
 from patchkit.runtime.rules.variable_values import TAKEN
-from patchkit.runtime.rules.variables import (
-    OtherVariable,
-    lifetime,
-    other_variables,
-)
 
 _Entry = VariableRule | Avoid
 

@@ -65,8 +65,7 @@ from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.releases import read_env_data, refusal
 
 
 class _IPv4Type(click.ParamType[Any]):

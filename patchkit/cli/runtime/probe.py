@@ -35,8 +35,7 @@ from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.variables import variable_table
+from patchkit.runtime.rules.releases import read_env_data, variable_table
 from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")

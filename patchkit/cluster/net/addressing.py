@@ -24,8 +24,7 @@ from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.releases import read_env_data, refusal
 
 _NETWORK = read_env_data("network")
 _FIRST_HOST = _NETWORK["plan"]["first_host"]  # node n has this number + n

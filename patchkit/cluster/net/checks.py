@@ -22,8 +22,7 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
-from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import overlaps
+from patchkit.runtime.host.host import Host, Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _NETWORK = read_env_data("network")

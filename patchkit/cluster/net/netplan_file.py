@@ -17,8 +17,7 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.releases import read_env_data, refusal
 
 _NETWORK = read_env_data("network")
 OURS = Path("etc/netplan/40-patchkit.yaml")

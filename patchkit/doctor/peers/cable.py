@@ -22,8 +22,7 @@ from patchkit.doctor.peers.node_report import (
 )
 from patchkit.finding import Finding
 from patchkit.frozen import frozen
-from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import overlaps
+from patchkit.runtime.host.host import Host, Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _OF_WAYS = ("route", "way", "mtu")

@@ -14,7 +14,7 @@ from typing import Any
 
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.rules.refusals import refusal
+from patchkit.runtime.rules.releases import refusal
 
 STDIN = "standard input"
 

@@ -6,9 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding
-from patchkit.runtime.check.content import ENV, SHELL, Assignment, CheckedText
+from patchkit.runtime.check.content import (
+    ENV,
+    SHELL,
+    Assignment,
+    CheckedText,
+    build_finding,
+    build_rule_finding,
+)
 from patchkit.runtime.check.file_secrets import check_defaults, check_secrets
-from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.host_checks import check_host
 from patchkit.runtime.check.servers import check_listeners, check_server_flags

@@ -15,9 +15,9 @@ from patchkit.runtime.check.content import (
     FileContent,
     Image,
     Word,
+    build_finding,
     is_literal,
 )
-from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_statements
 from patchkit.runtime.rules.releases import read_env_data
 

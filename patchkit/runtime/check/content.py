@@ -1,4 +1,4 @@
-"""Hold the content of a file as it is written: its variables, servers and images."""
+"""Hold the content of a file as it is written, and make the findings about it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from patchkit.finding import Finding
+from patchkit.errors import SourceError
+from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import Situation
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 ENV = "env file"
@@ -27,6 +29,7 @@ SERVE = "vllm serve"
 RAY = "ray start"
 
 _SHOWN = 60  # characters of a name or a value in a message
+_TEXT_FIELDS = ("what", "why", "hint", "source")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 
 # A part that a shell expands, or that a template or an orchestrator fills in.
@@ -314,3 +317,64 @@ class CheckedText:
         For a block without an image, judge the whole file. Return None if that has none either.
         """
         return self.upstream_by_block.get(block, self.upstream_by_block.get(0))
+
+
+def build_finding(
+    finding_id: str,
+    place: int | Assignment | GivenFlag,
+    *,
+    level: Level | None = None,
+    is_error: bool = False,
+    **fields: object,
+) -> Finding:
+    """Return the finding that findings.toml has for an id, with ``fields`` filled into its texts.
+
+    ``place`` is what it is about: the number of a line, a variable or a flag. ``level`` replaces
+    the level of findings.toml, and ``is_error`` makes it an error in any case.
+    """
+    row = read_env_data("findings")[finding_id]
+    if is_error:
+        level = Level.ERROR
+
+    if isinstance(place, int):
+        line = place
+        about = ""
+    else:
+        line = place.line
+        about = place.name
+        fields = {"shown": place.shown, "name": about, **fields}
+
+    texts = {}
+    for part in _TEXT_FIELDS:
+        if part in row:
+            texts[part] = row[part].format(**fields)
+
+    return Finding(
+        id=finding_id,
+        line=line,
+        about=about,
+        level=level or Level(row["level"]),
+        kind=SourceError,
+        **texts,
+    )
+
+
+def build_rule_finding(
+    rule: Avoid | VariableAdvice,
+    line: int,
+    what: str,
+    why: str,
+    about: str = "",
+) -> Finding:
+    """Return a finding with the id, the severity, the advice and the source of a rule."""
+    return Finding(
+        id=rule.id,
+        line=line,
+        about=about,
+        level=Level(rule.severity),
+        kind=SourceError,
+        what=what,
+        why=why,
+        hint=rule.instead,
+        source=rule.source,
+    )

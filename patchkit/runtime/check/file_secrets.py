@@ -11,8 +11,8 @@ from patchkit.runtime.check.content import (
     Assignment,
     CheckedText,
     GivenFlag,
+    build_finding,
 )
-from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.secret_texts import (
     is_readable,

@@ -27,8 +27,8 @@ from patchkit.runtime.check.content import (
     FileContent,
     Image,
     Word,
+    build_finding,
 )
-from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_statements, split_words, unquote
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.yaml_text import YamlError, read_nodes

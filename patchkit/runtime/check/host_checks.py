@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.check.content import Assignment, CheckedText
-from patchkit.runtime.check.finding_texts import build_finding
-from patchkit.runtime.host.host import Host, Rdma
-from patchkit.runtime.host.networks import twin_state
+from patchkit.runtime.check.content import Assignment, CheckedText, build_finding
+from patchkit.runtime.host.host import Host, Rdma, twin_state
 from patchkit.runtime.rules.releases import read_env_data
 
 _NAMES = read_env_data("said")["variables"]

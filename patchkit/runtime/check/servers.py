@@ -14,10 +14,10 @@ from patchkit.runtime.check.content import (
     CommandLine,
     FileContent,
     GivenFlag,
+    build_finding,
     shorten,
 )
 from patchkit.runtime.check.file_secrets import API_KEY
-from patchkit.runtime.check.finding_texts import build_finding
 from patchkit.runtime.check.shell_words import split_words
 from patchkit.runtime.rules.flags import (
     FLAGS,

@@ -9,8 +9,12 @@ from dataclasses import replace
 from patchkit.runtime.check.content import CheckedText, FileContent, StatedVersion
 from patchkit.runtime.envfile.header import fact_problems, head_facts
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.rules.releases import read_env_data, release, within
-from patchkit.runtime.rules.variables import variable_table
+from patchkit.runtime.rules.releases import (
+    read_env_data,
+    release,
+    variable_table,
+    within,
+)
 from patchkit.target import DEFAULT_TARGET, targets
 
 _SOFTWARE = ("vllm", "nccl", "torch", "triton")

@@ -13,13 +13,19 @@ from patchkit.runtime.check.content import (
     SHELL,
     Assignment,
     CheckedText,
+    build_finding,
+    build_rule_finding,
     shorten,
 )
-from patchkit.runtime.check.finding_texts import build_finding, build_rule_finding
 from patchkit.runtime.check.host_checks import find_half_cages
-from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
-from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.releases import (
+    lifetime,
+    nccl_variables,
+    other_variables,
+    read_env_data,
+    vllm_variables,
+)
 from patchkit.runtime.rules.rule import Situation, select_entries
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
@@ -57,7 +63,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables that rules advise against, and variables that no program reads."""
     avoids_by_name = _group_avoids(checked.situation)
     readers = _make_readers(checked)
-    other_names = variables.other_variables()
+    other_names = other_variables()
 
     # A=$A passes a variable on, and does not count as a use of it.
     used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
@@ -106,8 +112,8 @@ def _find_avoids(
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
     """Return prefix → the program that reads variables with that prefix of five characters."""
     nccl = checked.situation.get("nccl", "")
-    vllm_names = variables.vllm_variables(checked.vllm, checked.home)
-    nccl_names = variables.nccl_variables(nccl)
+    vllm_names = vllm_variables(checked.vllm, checked.home)
+    nccl_names = nccl_variables(nccl)
 
     return {
         "VLLM_": _Reader(
@@ -125,7 +131,7 @@ def _check_reader(
     if reader.version and name in reader.names:
         return
 
-    if life := variables.lifetime(name):
+    if life := lifetime(name):
         if reader.version or not life.is_current:
             yield build_finding(
                 "variable-of-other-release" if reader.version else "variable-gone",
@@ -186,7 +192,7 @@ def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
     if not variable.is_literal:
         return True
 
-    life = variables.lifetime(name)
+    life = lifetime(name)
     takes_number = life is not None and life.default.isdecimal()
     if takes_number and read_nccl_number(variable.value) is None:
         return False

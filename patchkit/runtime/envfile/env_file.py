@@ -20,7 +20,7 @@ from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouched
 from patchkit.runtime.envfile.syntax import Format, parse_assignments
 from patchkit.runtime.rules.presets import find_preset
-from patchkit.runtime.rules.refusals import refusal
+from patchkit.runtime.rules.releases import refusal
 from patchkit.runtime.rules.rule import Values
 from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from patchkit.errors import PatchkitError
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.releases import read_env_data, refusal
 from patchkit.runtime.rules.secret_texts import is_secret
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1

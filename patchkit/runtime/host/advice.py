@@ -8,8 +8,13 @@ from operator import attrgetter
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import one_half_fills, overlaps, twin_state
+from patchkit.runtime.host.host import (
+    Host,
+    Netdev,
+    one_half_fills,
+    overlaps,
+    twin_state,
+)
 from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
 

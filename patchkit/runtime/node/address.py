@@ -6,10 +6,9 @@ from ipaddress import IPv4Address
 
 from patchkit.errors import PatchkitError
 from patchkit.runtime.host.advice import find_remark
-from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import describe_addresses, in_reach
+from patchkit.runtime.host.host import Host, Netdev, describe_addresses, in_reach
 from patchkit.runtime.node.fabric import Fabric
-from patchkit.runtime.rules.refusals import refusal
+from patchkit.runtime.rules.releases import refusal
 
 
 def choose_address(

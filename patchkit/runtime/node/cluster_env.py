@@ -15,8 +15,13 @@ from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Host, plain_version
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import release
+from patchkit.runtime.rules.releases import (
+    nccl_variables,
+    refusal,
+    release,
+    variable_table,
+    vllm_variables,
+)
 from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
 from patchkit.runtime.rules.spelling import nearest_hint
@@ -27,11 +32,6 @@ from patchkit.runtime.rules.variable_rules import (
     load_variable_rules,
 )
 from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
-from patchkit.runtime.rules.variables import (
-    nccl_variables,
-    variable_table,
-    vllm_variables,
-)
 from patchkit.target import DEFAULT_TARGET
 
 _HCAS = "NCCL_IB_HCA"

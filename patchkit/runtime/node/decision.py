@@ -13,19 +13,18 @@ from typing import Any
 
 from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
-from patchkit.runtime.host.host import Host, plain_version
-from patchkit.runtime.host.networks import describe_addresses
+from patchkit.runtime.host.host import Host, describe_addresses, plain_version
 from patchkit.runtime.node.topology import Attachment, choose_attachment
 from patchkit.runtime.rules.presets import Preset, named_preset
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
-from patchkit.runtime.rules.variable_rules import Executor, choose_executor
-from patchkit.runtime.rules.variables import (
+from patchkit.runtime.rules.releases import (
     nccl_variables,
     other_variables,
+    refusal,
     vllm_variables,
+    within,
 )
+from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
+from patchkit.runtime.rules.variable_rules import Executor, choose_executor
 from patchkit.target import DEFAULT_TARGET
 
 

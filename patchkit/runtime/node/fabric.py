@@ -12,8 +12,15 @@ from ipaddress import IPv4Network
 from operator import attrgetter
 
 from patchkit.frozen import frozen
-from patchkit.runtime.host.host import Host, Netdev, Rdma
-from patchkit.runtime.host.networks import TwinState, in_reach, overlaps, twin_state
+from patchkit.runtime.host.host import (
+    Host,
+    Netdev,
+    Rdma,
+    TwinState,
+    in_reach,
+    overlaps,
+    twin_state,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,16 @@ from operator import attrgetter
 from typing import Literal
 
 from patchkit.frozen import frozen
-from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import TwinState, one_half_fills, twin_state
+from patchkit.runtime.host.host import (
+    Host,
+    Netdev,
+    TwinState,
+    one_half_fills,
+    twin_state,
+)
 from patchkit.runtime.node.address import cable_refusal, check_ipv4, choose_address
 from patchkit.runtime.node.fabric import Fabric, Port, find_fabric
-from patchkit.runtime.rules.refusals import refusal
-from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.releases import read_env_data, refusal
 
 # The states of a twin in which both halves have addresses of the same kind.
 _ADDRESSED = ("both", "link-local")

@@ -1,4 +1,4 @@
-"""Compare releases with ranges, and read the tables of names that releases have.
+"""Compare releases with ranges, and read the data of recipes/env: names, variables, errors.
 
 Only the standard library is used, since a node may have no `packaging`. A development version or
 pre-release counts as the release that it leads to: ``0.33.1.dev12+g1a2b`` is in ``>=0.33.1``,
@@ -19,10 +19,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from patchkit import errors
 from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.vllm_names import variable_readers
 
+_HOME = RECIPES / "env"
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
 _BOUND = re.compile(r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*")
 LONGEST = 100  # characters of a version; int() refuses thousands of digits
@@ -157,7 +160,7 @@ class Table:
 @cache
 def read_env_data(name: str) -> Mapping[str, Any]:
     """Return the contents of ``recipes/env/NAME.toml``. Raises UsageError if it is malformed."""
-    return read_toml(dict[str, Any], RECIPES / "env" / f"{name}.toml")
+    return read_toml(dict[str, Any], _HOME / f"{name}.toml")
 
 
 @cache
@@ -182,3 +185,73 @@ def read_table(*places: Path) -> Table:
             ) from None
 
     return Table(rows)
+
+
+def refusal(key: str, **fields: object) -> errors.PatchkitError:
+    """Return the error that refusals.toml has for a key, with ``fields`` filled into its texts."""
+    row = read_env_data("refusals")[key]
+    kind: type[errors.PatchkitError] = getattr(errors, row["kind"])
+    return kind(
+        row["what"].format_map(fields),
+        why=row.get("why", "").format_map(fields),
+        hint=row.get("hint", "").format_map(fields),
+    )
+
+
+@frozen
+class OtherVariable:
+    """A variable that neither vLLM nor NCCL defines.
+
+    ``of`` is the project that reads it; ``versions`` is the range of that project's versions that
+    do, "" for all.
+    """
+
+    of: str
+    meaning: str
+    versions: str = ""
+
+
+def variable_table(reader: str) -> Table:
+    """Return the variables of all known releases of ``vllm`` or ``nccl``."""
+    older = [_HOME / "vllm_older.tsv"] if reader == "vllm" else []
+    return read_table(*older, _HOME / f"{reader}_variables.tsv")
+
+
+def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
+    """Return name → default in a release; for "", the names of all releases.
+
+    With ``home``, return the names in the vLLM in that folder, each with the default "".
+    """
+    if home:
+        return dict.fromkeys(variable_readers(home / "envs.py"), "")
+
+    return variable_table("vllm").at(version)
+
+
+@cache
+def nccl_variables(version: str) -> Mapping[str, str]:
+    """Return name → default in a release; for "", the names of all releases.
+
+    A release later than the table counts as the newest one in it.
+    """
+    return variable_table("nccl").at(version)
+
+
+@cache
+def other_variables() -> Mapping[str, OtherVariable]:
+    """Return the variables of Ray, torch, triton and other software that takes part in serving."""
+    projects = read_toml(dict[str, dict[str, dict[str, str]]], _HOME / "variables.toml")
+    return {
+        name: OtherVariable(of=project, **row)
+        for project, variables in projects.items()
+        for name, row in variables.items()
+    }
+
+
+def lifetime(name: str) -> Lifetime | None:
+    """Return the first and the last release, of vLLM or else NCCL, that have a variable.
+
+    Return None for another variable.
+    """
+    of_vllm = variable_table("vllm").lifetime(name)
+    return of_vllm or variable_table("nccl").lifetime(name)

@@ -13,8 +13,7 @@ from ipaddress import ip_address
 
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.releases import read_env_data, read_table, release
-from patchkit.runtime.rules.variables import lifetime
+from patchkit.runtime.rules.releases import lifetime, read_env_data, read_table, release
 
 ONE = "one of"
 SEVERAL = "some of"

@@ -6,9 +6,8 @@ import pytest
 
 from patchkit.runtime.rules.flags import flags, load_choices
 from patchkit.runtime.rules.presets import MODELS
-from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.rules.releases import nccl_variables, read_table, vllm_variables
 from patchkit.runtime.rules.releases import release as release_of
-from patchkit.runtime.rules.variables import nccl_variables, vllm_variables
 from tools.model_recipes import read_recipes
 from tools.release_values import read_choices, read_names
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from patchkit.patching.recipe import load_claims
 from patchkit.runtime.rules.flags import flags, load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Condition
-from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import (
+from patchkit.runtime.rules.releases import (
     nccl_variables,
     other_variables,
     vllm_variables,
+    within,
 )
+from patchkit.runtime.rules.rule import Condition
+from patchkit.runtime.rules.variable_rules import load_variable_rules
 from support.selection import SUPPORTED
 
 RULES, FLAGS, CLAIMS = load_variable_rules(), load_flag_rules(), load_claims("vllm")

@@ -5,15 +5,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.rules.releases import read_table, within
-from patchkit.runtime.rules.spelling import Slips, is_slip, nearest_hint
-from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
-from patchkit.runtime.rules.variables import (
+from patchkit.runtime.rules.releases import (
     nccl_variables,
     other_variables,
+    read_table,
     variable_table,
     vllm_variables,
+    within,
 )
+from patchkit.runtime.rules.spelling import Slips, is_slip, nearest_hint
+from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
 from tools.release_values import read_names, read_values
 
 ENVS = """

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
-from patchkit.runtime.rules.variables import variable_table
+from patchkit.runtime.rules.releases import variable_table
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.model import choose_preset, weights_gib
 from patchkit.runtime.serve.request import find_weights, measure_fit

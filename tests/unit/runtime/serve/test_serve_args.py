@@ -8,9 +8,8 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.releases import vllm_variables, within
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.rules.variables import vllm_variables
 from patchkit.runtime.serve.args import serve_args
 from tools import serve_lines
 
