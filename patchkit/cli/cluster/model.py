@@ -34,7 +34,6 @@ from patchkit.cli.render import (
     VerbGroup,
     dry_run_option,
     finding_blocks,
-    flag,
     gigabytes,
     note,
     option,
@@ -175,10 +174,9 @@ def sync_models(specs: Sequence[str], cluster: Cluster) -> Blocks:
 
 @model_command.command("check")
 @click.argument("spec", metavar="REPO[@COMMIT]")
-@flag("--quick", "Sizes, shards and links only; no hashes.")
 @cluster_option
 @rendered
-def check_models(spec: str, cluster: Cluster, quick: bool) -> Blocks:
+def check_models(spec: str, cluster: Cluster) -> Blocks:
     """Check on every node that a model is complete and right; needs no network.
 
     Hashes are compared with those that the Hub named when it was fetched.
@@ -200,7 +198,6 @@ def check_models(spec: str, cluster: Cluster, quick: bool) -> Blocks:
                 report(f"{node.ssh}: hashing"),
                 check_model,
                 folder=folders[node.ssh],
-                full=not quick,
             )
 
         results = compare_records(run_on_all(nodes, check_on))
@@ -290,8 +287,7 @@ def _verdict(place: str, check: ModelCheck) -> Shown:
         text = "nothing is wrong, but there is no record to check it against"
         return UNSURE + f"{place}: {amount}; {text}"
 
-    depth = "every hash" if check.full else "sizes, shards and links; not the hashes"
-    return GOOD + f"{place}: complete: {amount}; checked: {depth}"
+    return GOOD + f"{place}: complete: {amount}; checked: every hash"
 
 
 def _is_whole(result: ModelCheck | PatchkitError) -> bool:

@@ -147,7 +147,7 @@ def check_anew(folder: str) -> Checking:
 
     hf and rsync would keep such a file, since its size and time are right.
     """
-    check = yield from check_model(folder, full=True)
+    check = yield from check_model(folder)
     for finding in check.findings:
         if finding.about == HASH:
             with translated(at=Path(folder)):

@@ -23,10 +23,10 @@ _BLOCK = 1 << 20
 
 @frozen
 class FileHashes:
-    """The digests of files by name; ``troubles`` has the reason for each file without a digest."""
+    """The digests of files by name, and a finding for each file that could not be read."""
 
     digests: Mapping[str, str]
-    troubles: Mapping[str, str]
+    findings: list[Finding]
 
 
 def hash_findings(
@@ -38,10 +38,7 @@ def hash_findings(
     Yields the progress: bytes done, and bytes in all.
     """
     hashes = yield from hash_files(place, files)
-    findings = [
-        unreadable_finding(name, trouble) for name, trouble in hashes.troubles.items()
-    ]
-
+    findings = [*hashes.findings]
     for name, digest in hashes.digests.items():
         right = files[name].digest
         if digest != right:
@@ -54,15 +51,6 @@ def hash_findings(
                 )
             )
     return findings
-
-
-def unreadable_finding(name: str, trouble: str) -> Finding:
-    """Return the finding of a file that the system could not read."""
-    return Finding(
-        where=name,
-        what=f"cannot be read: {trouble}",
-        why="whether its bytes are right is not known",
-    )
 
 
 def hash_files(
@@ -78,7 +66,7 @@ def hash_files(
     total = sum(file.size for file in files.values())
 
     digests: dict[str, str] = {}
-    troubles: dict[str, str] = {}
+    findings: list[Finding] = []
 
     over = threading.Event()
     pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1))
@@ -92,13 +80,19 @@ def hash_files(
             try:
                 digests[name] = hashes[name].result()
             except OSError as error:
-                troubles[name] = error.strerror or str(error)
+                findings.append(
+                    Finding(
+                        where=name,
+                        what=f"cannot be read: {error.strerror or error}",
+                        why="whether its bytes are right is not known",
+                    )
+                )
             done += file.size
             yield done, total
     finally:
         over.set()
         pool.shutdown(wait=False, cancel_futures=True)
-    return FileHashes(digests=digests, troubles=troubles)
+    return FileHashes(digests=digests, findings=findings)
 
 
 def _hash_file(path: Path, like: str, over: threading.Event) -> str:

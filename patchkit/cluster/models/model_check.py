@@ -24,13 +24,12 @@ from patchkit.cluster.models.model_files import (
     CACHE,
     RECORD,
     ModelFile,
-    ModelRecord,
     is_safetensors,
     is_weights,
     read_record,
     read_shards,
 )
-from patchkit.cluster.models.model_folder import folder_of, models_folder
+from patchkit.cluster.models.model_folder import ModelFolder, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Level
@@ -89,8 +88,8 @@ Checking = Generator[tuple[int, int], None, ModelCheck]
 """A generator that yields its progress (bytes done, bytes in all) and returns the check."""
 
 
-def check_model(folder: str, full: bool = False) -> Checking:
-    """Check a folder; ``full`` hashes the recorded files, and yields the progress in bytes.
+def check_model(folder: str) -> Checking:
+    """Check a folder, and hash the recorded files; yield the progress in bytes.
 
     Files that the quick check finds wrong are not hashed. Raises UsageError if there is no such
     folder.
@@ -102,9 +101,6 @@ def check_model(folder: str, full: bool = False) -> Checking:
         )
 
     check = quick_check(place)
-    if not full:
-        return check
-
     wrong = {finding.where for finding in check.findings}
     model_record = None if RECORD in wrong else read_record(place)
     recorded = model_record.files if model_record else {}
@@ -169,13 +165,13 @@ def quick_check(folder: Path) -> ModelCheck:
         )
 
     wrong = {finding.where for finding in findings}
-    findings += _check_files(folder, model_record, sizes, wrong)
-    named = folder_of(folder.name)
-    commit = named.commit if named else ""
+    recorded = model_record.files if model_record else {}
+    findings += _check_files(folder, recorded, sizes, wrong)
+    named = folder_of(folder.name) or ModelFolder(repo="", commit="")
     return ModelCheck(
         folder=str(folder),
-        repo=named.repo if named else "",
-        commit=model_record.commit if model_record else commit,
+        repo=named.repo,
+        commit=(model_record or named).commit,
         files=len(sizes),
         size=sum(sizes.values()),
         recorded=model_record is not None,
@@ -204,7 +200,7 @@ def list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
 
 def _check_files(
     folder: Path,
-    model_record: ModelRecord | None,
+    recorded: Mapping[str, ModelFile],
     sizes: Mapping[str, int],
     wrong: Collection[str],
 ) -> Iterator[Finding]:
@@ -223,19 +219,17 @@ def _check_files(
             what="there are no weights",
             why="vLLM would have nothing to load",
         )
-    yield from _find_missing(folder, model_record, sizes, wrong)
+    yield from _check_sizes(folder, recorded, sizes, wrong)
 
-    recorded = model_record.files if model_record else {}
     unrecorded = [name for name in weights if name not in recorded]
     yield from _check_headers(folder, unrecorded, sizes)
-    for name in unrecorded if model_record else [""]:
+    for name in unrecorded if recorded else [""]:
         yield Finding(
             level=Level.UNKNOWN,
             where=name,
             what="was not fetched by patchkit: no hash is known",
             hint=quoted("hf", "cache", "verify", "REPO", "--local-dir", folder),
         )
-    yield from _check_sizes(recorded, sizes)
 
 
 def _check_headers(
@@ -255,10 +249,15 @@ def _check_headers(
 
 
 def _check_sizes(
+    folder: Path,
     recorded: Mapping[str, ModelFile],
     sizes: Mapping[str, int],
+    wrong: Collection[str],
 ) -> Iterator[Finding]:
-    """Yield a finding for each file whose size is not that of the record."""
+    """Yield a finding for each file whose size is not that of the record, or that is missing.
+
+    The record, an index or the name of another shard implies which files have to be there.
+    """
     for name, file in recorded.items():
         size = sizes.get(name, file.size)
         if size != file.size:
@@ -268,19 +267,7 @@ def _check_sizes(
                 why="it was cut off",
             )
 
-
-def _find_missing(
-    folder: Path,
-    model_record: ModelRecord | None,
-    sizes: Mapping[str, int],
-    wrong: Collection[str],
-) -> Iterator[Finding]:
-    """Yield a finding for each missing file that the record, an index or a shard's name implies."""
-    reasons: dict[str, str] = {}
-    if model_record:
-        reasons |= dict.fromkeys(
-            model_record.files, "it was chosen when the model was fetched"
-        )
+    reasons = dict.fromkeys(recorded, "it was chosen when the model was fetched")
     reasons |= dict.fromkeys(
         _shards_by_name(sizes), "the names of the other shards count it"
     )

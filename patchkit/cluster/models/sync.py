@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from patchkit.cluster.models.hashing import (
     HASH,
     hash_files,
     hash_findings,
-    unreadable_finding,
 )
 from patchkit.cluster.models.model_check import (
     Checking,
@@ -51,7 +50,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
-from patchkit.finding import Finding
+from patchkit.finding import finding
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
@@ -115,7 +114,9 @@ def find_holders(
     """
     holders = [
         (node, model)
-        for node, model in _all_models(nodes, models_by_node)
+        for node, models in zip(nodes, models_by_node, strict=True)
+        if not isinstance(models, PatchkitError)
+        for model in models
         if model.repo == repo and _is_same_commit(model.commit, commit)
     ]
     if whole:
@@ -134,16 +135,6 @@ def find_holders(
             hint="`patchkit model list` shows them; name one: REPO@COMMIT",
         )
     return holders
-
-
-def _all_models(
-    nodes: Sequence[ModelNode],
-    models_by_node: Sequence[list[ModelCheck] | PatchkitError],
-) -> Iterator[tuple[ModelNode, ModelCheck]]:
-    for node, models in zip(nodes, models_by_node, strict=True):
-        if not isinstance(models, PatchkitError):
-            for model in models:
-                yield node, model
 
 
 def _is_same_commit(short: str, commit: str) -> bool:
@@ -171,7 +162,9 @@ def find_source(
                 ModelSource, bar, read_source, folder=model.folder
             )
         except PatchkitError as error:
-            damaged_sources.append((node, _failed_check(node, model, error)))
+            what = error.what.removeprefix(f"{node.ssh}: ")
+            fault = finding(type(error), "", what, error.hint, error.why)
+            damaged_sources.append((node, replace(model, findings=(fault,))))
             continue
 
         if not source.check.exit_code:
@@ -179,20 +172,6 @@ def find_source(
         damaged_sources.append((node, source.check))
 
     raise _no_source_error(spec, damaged_sources)
-
-
-def _failed_check(
-    node: ModelNode,
-    model: ModelCheck,
-    error: PatchkitError,
-) -> ModelCheck:
-    fault = Finding(
-        kind=type(error),
-        what=error.what.removeprefix(f"{node.ssh}: "),
-        why=error.why,
-        hint=error.hint,
-    )
-    return replace(model, findings=(fault,))
 
 
 def _no_source_error(
@@ -229,7 +208,7 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
     unreadable, the check says so, and the result has no files.
     """
     place = Path(folder)
-    check = yield from check_model(folder, full=True)
+    check = yield from check_model(folder)
     if check.exit_code:
         return ModelSource(check=check, files={})
 
@@ -238,12 +217,8 @@ def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
     unrecorded = _list_unrecorded(place, recorded)
 
     hashes = yield from hash_files(place, unrecorded)
-    if hashes.troubles:
-        faults = [
-            unreadable_finding(name, trouble)
-            for name, trouble in hashes.troubles.items()
-        ]
-        check = replace(check, findings=(*check.findings, *faults))
+    if hashes.findings:
+        check = replace(check, findings=(*check.findings, *hashes.findings))
         return ModelSource(check=check, files={})
 
     hashed = {
@@ -341,7 +316,7 @@ def stage_model(
         files_to_send = yield from _lacking_files(staging, lacking)
         # A partial file may be longer than the whole one: the surplus is no room for other files.
         left = sum(
-            max(0, file.size - _size(staging / path))
+            max(0, file.size - max(0, file_size(staging / path)))
             for path, file in files_to_send.items()
         )
         require_room(folder, left)
@@ -374,7 +349,9 @@ def _lacking_files(
     Yields the progress of hashing in bytes.
     """
     present = {
-        name: file for name, file in files.items() if _size(place / name) == file.size
+        name: file
+        for name, file in files.items()
+        if file_size(place / name) == file.size
     }
 
     hashes = yield from hash_files(place, present)
@@ -383,10 +360,6 @@ def _lacking_files(
         for name, file in files.items()
         if hashes.digests.get(name) != file.digest
     }
-
-
-def _size(path: Path) -> int:
-    return max(0, file_size(path))
 
 
 def place_model(
@@ -405,8 +378,8 @@ def place_model(
     wrong = yield from hash_findings(staging, arrived)
     with translated(at=folder):
         if wrong:
-            for finding in wrong:
-                Path(staging, finding.where).unlink(missing_ok=True)
+            for fault in wrong:
+                Path(staging, fault.where).unlink(missing_ok=True)
             check = quick_check(folder)
             return replace(check, full=True, findings=(*check.findings, *wrong))
 

@@ -267,5 +267,5 @@ def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
         whole = [(each["node"], each["complete"]) for each in checks]
         assert whole == [("localhost", True), ("spark-2", True)]
         (models / FOLDER / SHARDS[0]).unlink()
-        said = cli("model", "check", "org/small", "--quick", env=env, rc=3).stdout
+        said = cli("model", "check", "org/small", env=env, rc=3).stdout
         assert said.count(f"{SHARDS[0]}  is missing") == 2

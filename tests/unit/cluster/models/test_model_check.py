@@ -12,6 +12,7 @@ from patchkit.cluster.models.model_check import (
     check_model,
     compare_records,
     held_models,
+    quick_check,
 )
 from patchkit.cluster.models.model_files import RECORD, ModelFile
 from patchkit.cluster.models.model_folder import ModelFolder
@@ -46,10 +47,11 @@ def model(models):
 
 
 def checked(folder, *, full):
-    given = {"folder": str(folder), "full": full}
-    check = Remote("localhost").follow(
-        ModelCheck, lambda *_: None, check_model, **given
-    )
+    check = quick_check(folder)
+    if full:
+        check = Remote("localhost").follow(
+            ModelCheck, lambda *_: None, check_model, folder=str(folder)
+        )
     return check, {
         f"{found.level}: {found.where}: {found.what}" for found in check.findings
     }
