@@ -26,8 +26,7 @@ from patchkit.runtime.rules.presets import (
 )
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
-from patchkit.runtime.serve.model import MemoryPool
-from patchkit.runtime.serve.request import ServeRequest
+from patchkit.runtime.serve.request import MemoryPool, ServeRequest
 
 PLACE = Path(__file__).parents[1] / "tests" / "data" / "env" / "serve.txt"
 VERSIONS = ("0.11.1", "0.19.1", "0.25.1", "0.33.0")

@@ -33,8 +33,7 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.node.address import check_ipv4
-from patchkit.runtime.node.topology import choose_attachment
+from patchkit.runtime.node.topology import check_ipv4, choose_attachment
 from patchkit.runtime.rules.rule import Situation
 
 _JOURNAL_LINES = 5000  # of each node's journal: more than a start writes

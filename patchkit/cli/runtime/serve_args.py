@@ -32,11 +32,14 @@ from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
-from patchkit.runtime.serve.checkpoint import find_checkpoint
+from patchkit.runtime.serve.checkpoint import find_checkpoint, weights_gib
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
-from patchkit.runtime.serve.model import choose_preset, memory_pool, weights_gib
-from patchkit.runtime.serve.request import ServeRequest
+from patchkit.runtime.serve.request import (
+    ServeRequest,
+    choose_preset,
+    memory_pool,
+)
 from patchkit.runtime.serve.rule_facts import find_drafter
 
 _HEADS = (

@@ -14,7 +14,7 @@ from patchkit.errors import UsageError
 from patchkit.frozen import frozen
 from patchkit.reading import require_file
 from patchkit.records import RecordError, matching, one_of, read_user_toml
-from patchkit.runtime.node.address import check_ipv4
+from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import secret_flag
 

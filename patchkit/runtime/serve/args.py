@@ -37,8 +37,8 @@ from patchkit.runtime.serve.command_notes import (
 )
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.listen import listen_notes
-from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import (
+    SPARK,
     ServeRequest,
     check_model,
     check_rank,

@@ -1,8 +1,9 @@
-"""Read the config of a checkpoint, and the names, types, shapes and sizes of its tensors."""
+"""Read a checkpoint: its config, its size, the names, types and shapes of its tensors."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from patchkit.frozen import frozen
 from patchkit.records import read_json
-from patchkit.runtime.serve.model import Environment, download_folder
+from patchkit.units import BYTES_PER_GIB
 
+Environment = Mapping[str, str]
 PLAIN = ("BF16", "F16")
 """Types of 16 bits: a tensor of these types is not quantised."""
 
@@ -164,3 +166,29 @@ def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
             reads += tensor.size
 
     return reads
+
+
+def download_folder(model: str, environment: Environment) -> Path:
+    """Return the folder into which huggingface_hub downloads a model. It need not exist."""
+    user_cache = f"{environment.get('HOME', '')}/.cache/huggingface"
+    home = environment.get("HF_HOME") or user_cache
+    cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
+
+    return Path(cache, "models--" + model.replace("/", "--"))
+
+
+def weights_gib(model: str, environment: Environment) -> float | None:
+    """Return the GiB of weights in a model's folder or largest snapshot, None if there are none.
+
+    Only files named ``*.safetensors`` count.
+    """
+    snapshots = download_folder(model, environment).glob("snapshots/*")
+    largest = 0
+
+    for folder in (Path(model), *snapshots):
+        paths = folder.glob("*.safetensors")
+        # Skip links to blobs that are not downloaded yet or cannot be read.
+        files = [path for path in paths if os.access(path, os.R_OK)]
+        largest = max(largest, sum(file.stat().st_size for file in files))
+
+    return largest / BYTES_PER_GIB or None

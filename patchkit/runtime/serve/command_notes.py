@@ -18,8 +18,7 @@ from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, Grounded, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.dense_layers import find_dense_layers
-from patchkit.runtime.serve.model import SPARK
-from patchkit.runtime.serve.request import ServeRequest
+from patchkit.runtime.serve.request import SPARK, ServeRequest
 from patchkit.target import DEFAULT_TARGET, targets
 
 

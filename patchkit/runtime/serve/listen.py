@@ -12,9 +12,9 @@ from ipaddress import ip_address
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.node.address import choose_address
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.node.fabric import find_fabric
+from patchkit.runtime.node.topology import choose_address
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
 
 CHOICES = ("local", "cable", "lan")

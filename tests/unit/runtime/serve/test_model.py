@@ -10,9 +10,13 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.rules.releases import variable_table
+from patchkit.runtime.serve.checkpoint import weights_gib
 from patchkit.runtime.serve.context import context_notes
-from patchkit.runtime.serve.model import choose_preset, weights_gib
-from patchkit.runtime.serve.request import find_weights, measure_fit
+from patchkit.runtime.serve.request import (
+    choose_preset,
+    find_weights,
+    measure_fit,
+)
 from support import write_files
 from support.hub import checkpoint
 from tools import serve_lines
