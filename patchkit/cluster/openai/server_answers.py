@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +38,7 @@ from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
 
 _KEY = "VLLM_API_KEY"
+_KEY_LINE = re.compile(rf"^[ \t]*{_KEY}[ \t]*=(.*)$", re.MULTILINE)
 _MOST_KEYS = 1 << 16  # bytes of a file with keys
 _MODELS = 64  # names: further models of a server are left out
 _PATIENCE = 120.0  # seconds for a server that nothing watches: the default of `frozen`
@@ -45,25 +46,22 @@ _UNASKED = ServerLife(DOUBT, "it was not asked")
 
 
 _LINE = re.compile(
-    r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?"
+    r"^([A-Za-z_:][\w:]*)(?:\{(.{,65536})\})? (\S{1,40})(?: \d{1,20})?$", re.MULTILINE
 )
-_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
-_LONGEST = 1 << 16  # characters of a line
-_Series = tuple[Mapping[str, str], float]  # labels, and a figure
 
 
 @frozen
 class WantedMetric:
     """A figure to read. ``names`` are its names in the metrics of different releases.
 
-    ``fold`` says how its series become one figure: "sum" or "max". ``where`` are the labels that a
-    series needs in order to count.
+    ``fold`` says how its series become one figure: "sum" or "max". ``where`` is a label that a
+    series needs in order to count, such as ``status="5xx"``, "" for none.
     """
 
     id: str
     names: tuple[str, ...]
     fold: str = "sum"
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
 
 
 def wanted_metrics() -> tuple[WantedMetric, ...]:
@@ -74,50 +72,29 @@ def wanted_metrics() -> tuple[WantedMetric, ...]:
 
 def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
     """Return the wanted figures by id. A figure that the text of /metrics lacks is left out."""
-    names = {name for metric in wanted for name in metric.names}
-    series = _read_series(text, names)
-
+    series = _read_series(text)
     figures: dict[str, float] = {}
     for metric in wanted:
-        present = [name for name in metric.names if name in series]
-        if present:
-            values = _values_of(metric, series[present[0]])
-            figure = _fold(metric, values)
-            if figure is not None:
-                figures[metric.id] = figure
+        rows = next(filter(None, map(series.get, metric.names)), [])
+        values = [value for labels, value in rows if metric.where in labels]
+        if values:
+            figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
+        elif rows:
+            # A counter has no series for a label before the first such event.
+            figures[metric.id] = 0.0
     return figures
 
 
-def _values_of(metric: WantedMetric, series: Sequence[_Series]) -> list[float]:
-    """Return the values of the series that have all labels in ``metric.where``."""
-    labels = metric.where.items()
-    return [value for present, value in series if labels <= present.items()]
-
-
-def _fold(metric: WantedMetric, values: Sequence[float]) -> float | None:
-    if values:
-        return max(values) if metric.fold == "max" else sum(values)
-    # A counter has no series for a label before the first such event: its value is 0.
-    return 0.0 if metric.where else None
-
-
-def _read_series(text: str, names: Collection[str]) -> dict[str, list[_Series]]:
-    """Return the series with these names, by name.
+def _read_series(text: str) -> dict[str, list[tuple[str, float]]]:
+    """Return the labels and the value of each series, by name.
 
     Left out are series with a value that is negative or not finite, and overlong lines.
     """
-    series: defaultdict[str, list[_Series]] = defaultdict(list)
-    for line in text.splitlines():
-        if len(line) >= _LONGEST:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None or match["name"] not in names:
-            continue
-
+    series: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+    for name, labels, value in _LINE.findall(text):
         with contextlib.suppress(ValueError):
-            value = read_count(match["value"])
-            labels = dict(_LABEL.findall(match["labels"] or ""))
-            series[match["name"]].append((labels, value))
+            row = (labels, read_count(value))
+            series[name].append(row)
     return series
 
 
@@ -145,37 +122,23 @@ class ServerAnswers:
     life: ServerLife = _UNASKED
 
 
-@dataclass(frozen=True, slots=True)
-class ServerKey:
-    """The key of a server, and the file or "the environment" that has it; both "" without a key."""
+def find_key(key_file: str) -> tuple[str, str]:
+    """Return the server's key, and the file or "the environment" that has it; "" for none.
 
-    value: str = ""
-    place: str = ""
-
-
-def find_key(key_file: str) -> ServerKey:
-    """Return the server's key from ``key_file``, or else from the variable VLLM_API_KEY.
-
-    The unit reads ``key_file``, too. A file that cannot be read counts as one without a key, and a
-    key that an HTTP header cannot hold as no key.
+    The key is that of ``key_file``, which the unit reads, too, or else of the variable
+    VLLM_API_KEY. A file that cannot be read counts as one without a key, and a key that an HTTP
+    header cannot hold as no key.
     """
-    key = ServerKey(os.environ.get(_KEY, ""), "the environment")
+    key = os.environ.get(_KEY, "")
+    place = "the environment"
     with contextlib.suppress(PatchkitError, OSError, ValueError):
-        value = _read_key(Path(key_file).expanduser())
-        if value is not None:
-            key = ServerKey(value, key_file)
-    return key if key.value and usable_key(key.value) else ServerKey()
+        text = read_text(Path(key_file).expanduser(), limit=_MOST_KEYS)
+        if line := _KEY_LINE.search(text):
+            key = " ".join(shlex.split(line[1]))
+            place = key_file
 
-
-def _read_key(file: Path) -> str | None:
-    if not file.is_file():
-        return None
-
-    for line in read_text(file, limit=_MOST_KEYS).splitlines():
-        name, sign, value = line.strip().partition("=")
-        if sign and name.strip() == _KEY:
-            return " ".join(shlex.split(value))
-    return None
+    key = usable_key(key)
+    return key, place if key else ""
 
 
 def server_at(url: str, key: str = "") -> HttpServer:
@@ -206,20 +169,25 @@ def ask_server(
     started = _start_at(group, url)
 
     strangers = _find_strangers(url, started)
-    key = ServerKey() if strangers else find_key(key_file)
-    server = server_at(url, key.value)
+    key, place = ("", "") if strangers else find_key(key_file)
+    server = server_at(url, key)
 
     health = server.ask("/health")
     answers = ServerAnswers(
         url=clean(url),
-        key=key.place,
+        key=place,
         strangers=strangers,
         health=health.outcome,
     )
     if health.status:
         # Read the metrics before the model is asked: its counters would include that request.
         metrics = server.ask("/metrics")
-        answers = _ask_models(server, _add_metrics(answers, metrics), seconds)
+        answers = replace(
+            answers,
+            metrics=metrics.outcome,
+            figures=read_figures(metrics.text, wanted_metrics()),
+        )
+        answers = _ask_models(server, answers, seconds)
         counters = read_counters(metrics.text)
         signs = _find_signs(server, counters, answers, started, seconds)
     else:
@@ -231,11 +199,6 @@ def ask_server(
 
     patience = float(started.get("frozen") or _PATIENCE)
     return replace(answers, life=judge(signs, patience))
-
-
-def _add_metrics(answers: ServerAnswers, metrics: HttpAnswer) -> ServerAnswers:
-    figures = read_figures(metrics.text, wanted_metrics())
-    return replace(answers, metrics=metrics.outcome, figures=figures)
 
 
 def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:

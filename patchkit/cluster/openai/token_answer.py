@@ -8,7 +8,7 @@ from patchkit.frozen import frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer
 
 _FEW = 16  # tokens: the first ones of some models are special tokens without text
-_HELLO = "Say: ready"
+_CHAT = "/v1/chat/completions"
 # The fields of an answer that hold text. vLLM sends reasoning_content up to 0.15, and reasoning
 # from 0.11.1 on. A completion has `text`; `refusal` replaces content if the model declines.
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
@@ -73,18 +73,11 @@ def ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
 
 def _ask_first_served(server: HttpServer, model: str, seconds: float) -> HttpAnswer:
     """Return the answer of the first path that the server has; that of the chat if it has none."""
-    common = {"model": model, "temperature": 0, "max_tokens": _FEW}
-
-    messages = [{"role": "user", "content": _HELLO}]
-    questions = {
-        "/v1/chat/completions": {"messages": messages, **common},
-        "/v1/completions": {"prompt": _HELLO, **common},
-    }
-    for path, question in group_script.QUESTIONS.items():
-        questions.setdefault(path, {"model": model, **question})
-
     refusals = []
-    for path, question in questions.items():
+    for path in dict.fromkeys((_CHAT, *group_script.QUESTIONS)):
+        question = {"model": model, **group_script.QUESTIONS[path]}
+        if "max_tokens" in question:
+            question["max_tokens"] = _FEW
         answer = server.ask(path, question, seconds)
         if answer.status not in group_script.NOT_HERE:
             return answer
