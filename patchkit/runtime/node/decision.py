@@ -34,7 +34,7 @@ class NodeOptions:
 
     ``head`` is the head's IPv4 address. ``vllm``, ``nccl`` and ``triton`` replace the installed
     versions. ``model`` is the id of a preset: "" means none, None means the one in the env file.
-    ``preset`` is the preset that ``model`` names, or one in its place. ``choice`` turns rules of
+    ``choice`` turns rules of
     variables on and off, and ``extra`` are variables that the user adds.
     """
 
@@ -49,7 +49,6 @@ class NodeOptions:
     target: str = ""
     quantization: str = ""
     model: str | None = None
-    preset: Preset | None = None
     choice: RuleChoice = BY_DEFAULT
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -131,8 +130,9 @@ def decide_node(
     elif file and not (addressed or options.role):
         _check_own_file(file, host)
     _check_cluster(request)
-    if request.preset:
-        _check_preset(request.preset, request)
+    preset = named_preset(request.model) if request.model else None
+    if preset:
+        _check_preset(preset, request)
 
     attachment = _attach(request, host, addressed=addressed)
     return Node(
@@ -147,16 +147,16 @@ def decide_node(
         target=request.target,
         versions=versions,
         quantization=request.quantization,
-        preset=request.preset,
+        preset=preset,
         choice=request.choice,
         extra=request.extra,
     )
 
 
 def _fill_defaults(options: NodeOptions, host: Host) -> NodeOptions:
-    """Return the options with defaults for role, nodes, vLLM, device and preset.
+    """Return the options with defaults for role, nodes, vLLM and device.
 
-    Raises UsageError if no vLLM is named or installed, or for an unknown preset.
+    Raises UsageError if no vLLM is named or installed.
     """
     vllm = options.vllm or host.versions["vllm"]
     if not vllm:
@@ -165,17 +165,12 @@ def _fill_defaults(options: NodeOptions, host: Host) -> NodeOptions:
     role = options.role or "single"
     default_nodes = 1 if role == "single" else 2
     default_target = host.target if host.gpus else DEFAULT_TARGET
-    preset = options.preset
-    if options.model and not preset:
-        preset = named_preset(options.model)
-
     return replace(
         options,
         vllm=vllm,
         role=role,
         nodes=options.nodes or default_nodes,
         target=options.target or default_target,
-        preset=preset,
     )
 
 

@@ -25,7 +25,6 @@ from patchkit.runtime.rules.presets import (
     DRAFTING,
     Preset,
     find_recipe,
-    load_presets,
     same_value,
 )
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
@@ -38,7 +37,6 @@ from patchkit.runtime.serve.command_notes import (
 from patchkit.runtime.serve.context import context_notes
 from patchkit.runtime.serve.listen import listen_notes
 from patchkit.runtime.serve.request import (
-    SPARK,
     ServeRequest,
     check_model,
     check_rank,
@@ -47,7 +45,6 @@ from patchkit.runtime.serve.request import (
     release_faults,
 )
 from patchkit.runtime.serve.rule_facts import fill_rules
-from patchkit.target import DEFAULT_TARGET
 
 SHARE = "--gpu-memory-utilization"
 # Origins of flags that a release may lack: such a flag is left out, with a note.
@@ -123,8 +120,8 @@ def serve_args(
     active, idle = request.choice.divide(_fitting_rules(request, rules))
     left_out = select_entries(rules.leave_out, situation)
 
-    refused = _limited_flags(request, rules)
-    chosen = _choose_flags(active, request, rules, refused)
+    refused = {}
+    chosen = _choose_flags(active, request, rules)
     for name, flag in chosen.items():
         against = [
             rule.reason for rule in left_out if rule.is_against(name, flag.value)
@@ -206,37 +203,14 @@ def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
     )
 
 
-def _limited_flags(request: ServeRequest, rules: FlagRules) -> dict[str, str]:
-    """Return ``FLAG VALUE`` → reason, for values of the preset that exceed a limit."""
-    preset = request.node.preset
-    if preset is None:
-        return {}
-
-    situation = request.node.situation
-    if request.memory.whose == SPARK:
-        situation = {**situation, "target": DEFAULT_TARGET}
-
-    reasons = {}
-    for limit in select_entries(rules.limits, situation):
-        value = preset.flags.get(limit.flag, False)
-        if value is False or limit.unless in preset.flags:
-            continue
-        if float(value) > limit.most:
-            reasons[f"{limit.flag} {value}"] = f"{limit.reason} Take {limit.instead}"
-
-    return reasons
-
-
 def _choose_flags(
     active: Sequence[FlagRule],
     request: ServeRequest,
     rules: FlagRules,
-    refused: Values,
 ) -> dict[str, ServeFlag]:
     """Return name → flag for the flags of default rules, the preset and --with.
 
-    A later one of these three replaces an earlier one. The keys of ``refused`` are the ``FLAG
-    VALUE`` of the preset that a limit forbids; these are not chosen.
+    A later one of these three replaces an earlier one.
     """
     chosen = {
         rule.flag: _flag_of_rule(rule, rule.value) for rule in active if rule.default
@@ -247,7 +221,7 @@ def _choose_flags(
         if value is False:
             # False removes the flag that a rule sets; --with can still set it.
             chosen.pop(name, None)
-        elif preset and name != DRAFTING and f"{name} {value}" not in refused:
+        elif preset and name != DRAFTING:
             reason = f"{rules.preset.get(name, '')} As {preset.name} is served.".strip()
             chosen[name] = _flag(preset, name, value, reason, "preset")
 
@@ -354,14 +328,10 @@ def _unlike_recipe(
 ) -> Iterator[ServeFlag]:
     """Yield each setting of upstream's recipe for a GB10 that the command lacks, with the reason.
 
-    ``values`` are the flags of the command, and ``refused`` has reasons for flags left out. Yield
-    nothing unless the preset is one of patchkit's.
+    ``values`` are the flags of the command, and ``refused`` has reasons for flags left out.
     """
-    if preset is None or preset not in load_presets():
-        return
-
-    recipe = find_recipe(preset.id)
-    if recipe is None:
+    recipe = preset and find_recipe(preset.id)
+    if not preset or not recipe:
         return
 
     settings = {**values, **preset.variables}
@@ -369,9 +339,8 @@ def _unlike_recipe(
         if same_value(settings.get(name), value):
             continue
 
-        reason = preset.reason(name, value)
-        refusal = refused.get(name) or refused.get(f"{name} {value}", "")
-        yield _flag(preset, name, value, reason or refusal, "recipe")
+        reason = preset.reason(name, value) or refused.get(name, "")
+        yield _flag(preset, name, value, reason, "recipe")
 
 
 def _refusal_notes(refused: Values, unlike: Iterable[ServeFlag]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe, load_presets
+from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, Grounded, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
@@ -101,10 +101,7 @@ def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
         yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
     if preset.variables:
         pairs = [f"{name}={value}" for name, value in preset.variables.items()]
-        options = [word for pair in pairs for word in ("--set", pair)]
-        if preset in load_presets():
-            options = ["--model", preset.id]
-        command = quoted("patchkit", "env", *options)
+        command = quoted("patchkit", "env", "--model", preset.id)
         yield f"the environment must hold {' '.join(pairs)}: `{command}` writes it"
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"

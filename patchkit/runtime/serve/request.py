@@ -23,7 +23,6 @@ from patchkit.runtime.rules.presets import (
     Preset,
     find_preset,
     find_recipe,
-    load_presets,
     model_recipes,
     named_preset,
     suggest_presets,
@@ -163,10 +162,8 @@ def check_model(model: str, node: Node) -> None:
         )
 
     preset = node.preset
-    if preset is None or "/" in preset.id or preset not in load_presets():
-        return
-
-    if model.lower() == preset.id.lower():
+    is_ambiguous = preset and "/" not in preset.id
+    if preset and is_ambiguous and model.lower() == preset.id.lower():
         raise UsageError(
             f"ambiguous preset {preset.id!r}: give OWNER/NAME",
             why="checkpoints of several owners have this name",

@@ -140,3 +140,9 @@ def test_a_rule_about_quantized_layers_says_where_they_go(version):
     ]
     # No stand-in answers for the package b12x, which neither vLLM's wheel nor torch's brings.
     assert [name for name in silent if not name.startswith("b12x")] == []
+
+
+def test_no_preset_exceeds_a_limit():
+    for limit in load_flag_rules().limits:
+        shares = [preset.flags.get(limit.flag) or 0 for preset in load_presets()]
+        assert 0 < max(map(float, shares)) <= limit.most
