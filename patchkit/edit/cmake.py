@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from patchkit.edit.splice import Edit, line_of
@@ -41,14 +41,12 @@ class Branch:
     """One branch of an if block.
 
     It is taken if its ``condition`` holds and none of the conditions of earlier branches, which are
-    ``excluded``. The condition of an else is (). ``start`` and ``stop`` are those of the whole
-    block.
+    ``excluded``. The condition of an else is (). ``start`` is that of the whole block.
     """
 
     condition: tuple[str, ...]
     excluded: tuple[tuple[str, ...], ...]
     start: int
-    stop: int
 
 
 class Command(NamedTuple):
@@ -118,29 +116,48 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
 
 
 def commands(text: str, path: str = "<cmake>") -> list[Command]:
-    """Return all commands in order. Raises CMakeSyntaxError, also if a block is not closed."""
-    calls = list(_calls(text, path))
-    stops = _block_stops(calls, path)
+    """Return all commands in order.
+
+    Raises CMakeSyntaxError, also if a block is not closed, or is closed by another command.
+    """
+    # The command that opened each block, and the name of its latest branch.
+    opened: list[tuple[Command, str]] = []
     branches: list[Branch] = []
     placed: list[Command] = []
-    for call in calls:
+    for call in _calls(text, path):
+        opener, latest = opened[-1] if opened else (call, "")
         former = None
-        if call.name in {"elseif", "else", "endif"}:
+        if call.name in _BLOCKS:
+            opened.append((call, call.name))
+        elif call.name in {"elseif", "else"}:
+            if latest not in {"if", "elseif"}:
+                raise _error(path, call.line, f"{call.name} without its if")
+            opened[-1] = (opener, call.name)
             former = branches.pop()
-        placed.append(call._replace(block=tuple(branches)))
+        elif call.name.removeprefix("end") in _BLOCKS:
+            if call.name != f"end{opener.name}":
+                problem = f"{call.name} without its opening command"
+                raise _error(path, call.line, problem)
+            opened.pop()
+            if call.name == "endif":
+                branches.pop()
 
-        values = call.values
-        if call.name == "if":
-            stop = stops[call.start]
-            branches.append(Branch(values, (), call.start, stop))
-        elif former and call.name != "endif":
-            following = replace(
-                former,
-                condition=values if call.name == "elseif" else (),
-                excluded=(*former.excluded, former.condition),
-            )
-            branches.append(following)
+        placed.append(call._replace(block=tuple(branches)))
+        if call.name in {"if", "elseif", "else"}:
+            branches.append(_branch_of(call, former))
+
+    if opened:
+        opener, _latest = opened[-1]
+        raise _error(path, opener.line, f"{opener.name} without its end{opener.name}")
     return placed
+
+
+def _branch_of(call: Command, former: Branch | None) -> Branch:
+    """Return the branch that a call begins, after the branch ``former`` of the same block."""
+    condition = () if call.name == "else" else call.values
+    if former is None:
+        return Branch(condition, (), call.start)
+    return Branch(condition, (*former.excluded, former.condition), former.start)
 
 
 def list_items(argument: Argument) -> list[str]:
@@ -257,35 +274,6 @@ def _read_call(
             )
             arguments.append(argument)
     raise _error(path, line, f"the parens of {name[0]} are never closed")
-
-
-def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
-    """Return the offset where each block starts → where it stops.
-
-    Raises CMakeSyntaxError if a block is not closed, or is closed by another command.
-    """
-    stops: dict[int, int] = {}
-    # The command that opened each block, and the name of its latest branch.
-    opened: list[tuple[Command, str]] = []
-    for call in calls:
-        opener, branch = opened[-1] if opened else (call, "")
-        if call.name in _BLOCKS:
-            opened.append((call, call.name))
-        elif call.name in {"elseif", "else"}:
-            if branch not in {"if", "elseif"}:
-                raise _error(path, call.line, f"{call.name} without its if")
-            opened[-1] = (opener, call.name)
-        elif call.name.removeprefix("end") in _BLOCKS:
-            if call.name != f"end{opener.name}":
-                problem = f"{call.name} without its opening command"
-                raise _error(path, call.line, problem)
-            stops[opener.start] = call.stop
-            opened.pop()
-
-    if opened:
-        opener, _branch = opened[-1]
-        raise _error(path, opener.line, f"{opener.name} without its end{opener.name}")
-    return stops
 
 
 def _error(path: str, line: int, problem: str) -> CMakeSyntaxError:
