@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import email.parser
-import email.policy
 import re
 import textwrap
 from collections.abc import Sequence
@@ -24,7 +22,6 @@ from patchkit.source.git import call_git_alone
 from patchkit.source.project import example, projects
 from patchkit.source.tree import SourceTree
 
-_LONGEST_HEAD = 4000  # characters; decoding some megabytes takes all memory
 _HINT = (
     "take the patch's version for this release, or leave it out; leave a fix of the same lines "
     "out with --without"
@@ -246,10 +243,8 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
         text = read_text(path, hint="name a file with a diff of git")
         parse_diff(text, path.name)
 
-        subject = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", _subject_of(text))
-        title = subject[:200] or path.stem
         sha256 = digest(text)
-        words = re.sub("[^a-z0-9]+", " ", title.lower())
+        words = re.sub("[^a-z0-9]+", " ", path.stem.lower())
         slug = textwrap.shorten(words, 50, placeholder="") or sha256[:8]
         patch_id = f"patch {slug}".replace(" ", "-")
         if patch_id in patches:
@@ -257,21 +252,11 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
 
         patches[patch_id] = Patch(
             id=patch_id,
-            title=title,
+            title=path.stem,
             sha256=sha256,
             text=text,
         )
     return tuple(patches.values())
-
-
-def _subject_of(text: str) -> str:
-    """Return the subject of a mail in one line, "" if the text is no mail.
-
-    Only the headers are parsed: the parts of a mail may be nested too deeply.
-    """
-    parser = email.parser.HeaderParser(policy=email.policy.default)
-    headers = parser.parsestr(text[:_LONGEST_HEAD])
-    return " ".join(str(headers["Subject"] or "").split())
 
 
 def fixes_for(fixes: Sequence[Fix], request: Request) -> list[Fix]:

@@ -8,7 +8,7 @@ from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
 
 pytestmark = pytest.mark.releases
-PATH, NEW, ID = "vllm/version.py", "vllm/new.py", "patch-say-where-it-is-from"
+PATH, NEW, ID = "vllm/version.py", "vllm/new.py", "patch-0001-say-where-it-is-from"
 MAIL = f"""\
 Subject: [PATCH] Say where it is from
 
@@ -22,7 +22,7 @@ new file mode 100644
 
 
 def test_the_tree_becomes_what_is_asked_for(cli, tree, snapshot, tmp_path):
-    root, diff = tree("0.33.0"), tmp_path / "a.patch"
+    root, diff = tree("0.33.0"), tmp_path / "0001-Say-where-it-is-from.patch"
     text = (root / PATH).read_text()
     changed = text.replace("\n", "\n# from a pull request\n", 1)
     diff.write_text(MAIL + git_diff(PATH, text, changed))
@@ -39,7 +39,7 @@ def test_the_tree_becomes_what_is_asked_for(cli, tree, snapshot, tmp_path):
         "patches"
     ]
     assert (kept["title"], kept["sha256"]) == (
-        "Say where it is from",
+        "0001-Say-where-it-is-from",
         digest(diff.read_text()),
     )
     labelled, patched = (root / "setup.py").read_text(), snapshot(root)
