@@ -35,7 +35,7 @@ from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
 from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
 from patchkit.wheel.native.make import NativeLibrary
-from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
+from patchkit.wheel.native.new_wheel import write_native_wheel
 
 
 @click.command
@@ -49,10 +49,10 @@ from patchkit.wheel.native.new_wheel import write_native_library, write_native_w
     type=click.Choice(list(targets())),
     default=DEFAULT_TARGET,
 )
-@flag("--write", "Assemble it: in place, or as a new file.")
+@flag("--write", "Assemble it: in place, or as a new wheel.")
 @flag("--revert", "Put an environment's own libraries back.")
 @flag("--force", "Revert edited or damaged files, too.")
-@option("-o", "--output", "Folder of the new file.", type=PATH, default=Path())
+@option("-o", "--output", "Folder of the new wheel.", type=PATH, default=Path())
 @offline_option
 @rendered
 def native_command(
@@ -131,7 +131,7 @@ def _library_row(library: DeviceLibrary) -> Row:
 
 
 def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
-    """Assemble the PTX of an environment in place, or of a file into a new one."""
+    """Assemble the PTX of an environment in place, or of a wheel into a new one."""
     new_file = None
     with progress() as report:
         assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
@@ -140,9 +140,7 @@ def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) ->
             site = find_site(path)
             libraries = make_installed_native(site, target, assembler, bar)
         else:
-            is_wheel = path.suffix == ".whl"
-            write_file = write_native_wheel if is_wheel else write_native_library
-            written = write_file(path, output, target, assembler, report)
+            written = write_native_wheel(path, output, target, assembler, report)
             libraries = written.libraries
             new_file = written.path
 

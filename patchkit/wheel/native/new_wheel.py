@@ -1,9 +1,8 @@
-"""Write a native copy of a library or a wheel; the new wheel has a version of its own."""
+"""Write a native copy of a wheel, which has a version of its own."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing
@@ -17,44 +16,16 @@ from patchkit.wheel.file.sbom import UNLABELLED, made_facts, name_wheel
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.listing import list_libraries
-from patchkit.wheel.native.make import NativeLibrary, make_native
+from patchkit.wheel.native.make import NativeLibrary
 from patchkit.wheel.native.parts import native_parts, read_kernels
 
 
 @frozen
 class NewFile:
-    """A new wheel or library, and its libraries that had PTX to assemble."""
+    """A new wheel, and its libraries that had PTX to assemble."""
 
     path: Path
     libraries: tuple[NativeLibrary, ...]
-
-
-def write_native_library(
-    path: Path,
-    dest: Path,
-    target: Target,
-    assembler: Assembler,
-    report: Report,
-) -> NewFile:
-    """Write a native copy of a library into the folder ``dest``, under the same name.
-
-    Raises UsageError if the library is NVIDIA's own, if there is nothing to assemble, or if the
-    file exists already; and the errors of ``make_native``.
-    """
-    if any(library.closed for library in list_libraries(path, target)):
-        raise UsageError(f"{path}: is NVIDIA's own, which patchkit never rewrites")
-
-    new = dest / path.name
-    files = {path.name: path}
-    with staging() as folder:
-        bar = report("Assembling PTX")
-        libraries = make_native(files, target, folder, assembler, bar)
-        if not libraries or libraries[0].path is None:
-            raise _nothing_error(path, target, libraries)
-        _place_file(libraries[0].path, new)
-
-    return NewFile(path=new, libraries=libraries)
 
 
 def write_native_wheel(
@@ -83,7 +54,12 @@ def write_native_wheel(
         )
         members = native.members
         if not members:
-            raise _nothing_error(path, target, native.libraries)
+            reasons = [reason for row in native.libraries for reason in row.refused]
+            raise UsageError(
+                f"{path}: nothing in it can be assembled for {target.title}",
+                why=[*reasons, "the device compiles nothing of it"][0],
+                hint="install it as it is",
+            )
 
         name = wheel.name
         label = f"{target.name}.{UNLABELLED}"
@@ -115,17 +91,3 @@ def _place_file(written: Path, new: Path) -> None:
 
         with replacing(new) as sink:
             shutil.copyfileobj(stream, sink)
-
-
-def _nothing_error(
-    path: Path,
-    target: Target,
-    libraries: Sequence[NativeLibrary],
-) -> UsageError:
-    reasons = [reason for library in libraries for reason in library.refused]
-    reasons.append("the device compiles nothing of it")
-    return UsageError(
-        f"{path}: nothing in it can be assembled for {target.title}",
-        why=reasons[0],
-        hint="install it as it is",
-    )
