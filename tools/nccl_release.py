@@ -28,7 +28,7 @@ from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.origin import find_origin
-from patchkit.source.releases import ReleaseFacts, load_facts
+from patchkit.source.releases import RecipeFacts, load_facts
 from patchkit.target import targets
 from tools import run_program
 from tools.decisions import Decision, show
@@ -75,7 +75,7 @@ def enter(arguments: list[str]) -> int:
     return show(decisions)
 
 
-def _torches(facts: ReleaseFacts) -> Iterator[Decision]:
+def _torches(facts: RecipeFacts) -> Iterator[Decision]:
     """Enter what each new torch on the index pins."""
     oldest = min(Version(series) for series in facts.torch)
     newest: dict[str, Version] = {}
@@ -101,17 +101,21 @@ def _torches(facts: ReleaseFacts) -> Iterator[Decision]:
             )
 
 
-def _witness(version: str, facts: ReleaseFacts) -> Decision:
+def _witness(version: str, facts: RecipeFacts) -> Decision:
     """Ask for two parties; the tag's own commit is one that may be wrong."""
     # ^{}: the commit behind an annotated tag, not the tag's own object.
     done = attempt(
-        "git", "ls-remote", facts.git, f"refs/tags/v{version}-1^{{}}", timeout=60
+        "git",
+        "ls-remote",
+        facts.upstream.git,
+        f"refs/tags/v{version}-1^{{}}",
+        timeout=60,
     )
     commit = done.output.split()[0] if done.output.split() else "…"
     return Decision(
         file=_FILE,
         says=f"nobody vouches for NCCL {version}: who publishes its commit, or the sha256 of "
-        f"{facts.archive.format(tag=f'v{version}-1')}, independently of the tag?",
+        f"{facts.upstream.archive.format(tag=f'v{version}-1')}, independently of the tag?",
         line=f'commit = "{commit}"',
     )
 

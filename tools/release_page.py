@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patchkit.patching.recipe import Recipe
-from patchkit.source.releases import Release, ReleaseFacts
+from patchkit.source.releases import RecipeFacts, Release
 from tools.markdown import MADE_OF_RECIPE, table
 
 _INTRODUCTION = """\
@@ -22,14 +22,14 @@ _NOTES = """\
 """
 
 
-def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
+def release_page(recipe: Recipe, facts: RecipeFacts) -> str:
     """Return a row per release, then what the bugs' numbers mean, and the refused releases."""
     header = ["release", "verified by", "torch", "stock", "known bugs"]
     bugs = [
         [str(number), bug.versions, bug.says, bug.instead, bug.source]
-        for number, bug in enumerate(recipe.bugs, 1)
+        for number, bug in enumerate(facts.bugs, 1)
     ]
-    refused = [[each.versions, "; ".join(each.reasons)] for each in recipe.refused]
+    refused = [[each.versions, "; ".join(each.reasons)] for each in facts.refused]
     return "\n".join(
         [
             f"# Releases of {recipe.project.upper()}\n",
@@ -46,23 +46,21 @@ def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
     )
 
 
-def _span(recipe: Recipe, facts: ReleaseFacts) -> str:
+def _span(recipe: Recipe, facts: RecipeFacts) -> str:
     """Return the releases whose real sources were planned and proved."""
     read = [
-        each
-        for each in facts.releases
-        if each.read and not recipe.refusal(each.version)
+        each for each in facts.releases if each.read and not facts.refusal(each.version)
     ]
     return f"{len(read)} releases, {read[0].version} to {read[-1].version},"
 
 
-def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
+def _row(release: Release, recipe: Recipe, facts: RecipeFacts) -> list[str]:
     ways = {
         "sha256": release.sha256,
         "commit": release.commit,
     }
-    covering = recipe.bugs_of(release.version)
-    bugs = [str(number) for number, bug in enumerate(recipe.bugs, 1) if bug in covering]
+    covering = facts.bugs_of(release.version)
+    bugs = [str(number) for number, bug in enumerate(facts.bugs, 1) if bug in covering]
     return [
         str(release.version),
         ", ".join(way for way, known in ways.items() if known),
@@ -72,5 +70,5 @@ def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
             if pin.version == release.version
         ),
         " ".join(release.archs),
-        "refused" if recipe.refusal(release.version) else ", ".join(bugs),
+        "refused" if facts.refusal(release.version) else ", ".join(bugs),
     ]

@@ -77,7 +77,7 @@ def enter(version: str) -> int:
     place, recipe = VLLM / "recipe.toml", load_recipe("vllm")
     known = {*recipe.releases, Version(version)}
     _edit(place, with_releases(place.read_text(encoding="utf-8"), [*map(str, known)]))
-    supported = [str(each) for each in sorted(known) if not recipe.refusal(each)]
+    supported = [str(each) for each in sorted(known) if not recipe.facts.refusal(each)]
     _edit(README, with_span(README.read_text(encoding="utf-8"), supported))
     return show(decisions)
 

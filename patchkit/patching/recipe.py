@@ -6,17 +6,14 @@ import enum
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import RecipeError, SourceError
 from patchkit.frozen import frozen
-from patchkit.patching.fix import Evidence, Fix, Request
+from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.fix_file import load_fixes
 from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.source.project import (
@@ -25,7 +22,7 @@ from patchkit.source.project import (
     recipe_folder,
     recipe_folders,
 )
-from patchkit.source.releases import Bug, Release, read_lock
+from patchkit.source.releases import Bug, RecipeFacts, load_facts, read_lock
 
 # Files that can change a plan: of one recipe, and of all recipes together.
 _DECISIVE = (
@@ -41,74 +38,17 @@ _SHARED = ("kit.py", "targets.toml", "toolchain.toml")
 
 
 @frozen
-class Refused:
-    """Releases that patchkit does not patch, and the reasons."""
-
-    versions: str
-    reasons: tuple[str, ...]
-
-
-@frozen
-class BuildVariable:
-    """The variable that names the archs for a build, and the template of its value.
-
-    ``variable`` is "" if a build takes none. In ``value``, ``{list}`` is the arch list with
-    suffixes, ``{plain}`` nvcc's name without suffix.
-    """
-
-    variable: str
-    value: str
-
-    def value_for(self, request: Request) -> str:
-        plain = request.target.plain_arch(request.arch)
-        return self.value.format(list=request.arch_list, plain=plain)
-
-    def setting(self, request: Request) -> str:
-        """Return ``VARIABLE=value`` for a command line."""
-        return f"{self.variable}={self.value_for(request)}"
-
-
-@frozen
-class _RecipeFile:
-    """What ``recipe.toml`` says of a project; ``source.releases`` reads the rest of it.
-
-    ``releases`` may be left out: then the tables ``[[release]]`` count, or the lock.
-    """
-
-    project: Mapping[str, Any]
-    fixes: tuple[str, ...]
-    releases: tuple[Version, ...] = ()
-    refused: tuple[Refused, ...] = ()
-    build: BuildVariable = BuildVariable(variable="", value="")
-    bug: tuple[Bug, ...] = ()
-    release: tuple[Release, ...] = ()
-    default: str = ""
-    upstream: Mapping[str, str] = field(default_factory=dict)
-    torch: Mapping[str, str] = field(default_factory=dict)
-
-    def known_releases(self, home: Path) -> tuple[Version, ...]:
-        if self.releases:
-            return self.releases
-        if self.release:
-            return tuple(release.version for release in self.release if release.read)
-        lock = home / "lock.toml"
-        return tuple(map(Version, read_lock(lock))) if lock.is_file() else ()
-
-
-@frozen
 class Recipe:
-    """The content of ``recipe.toml``, and the fixes, in the order in which they are applied.
+    """The facts of ``recipe.toml``, and the fixes, in the order in which they are applied.
 
     ``added`` are the folders outside patchkit that the recipe or a part of it comes from.
     """
 
     project: str
     home: Path
+    facts: RecipeFacts
     releases: tuple[Version, ...]
-    refused: tuple[Refused, ...]
     fixes: tuple[Fix, ...]
-    build: BuildVariable
-    bugs: tuple[Bug, ...]
     digest: str
     added: tuple[Path, ...]
 
@@ -129,7 +69,7 @@ class Recipe:
 
     def check(self, version: Version) -> None:
         """Raise SourceError, with the reasons, for a release that is not supported."""
-        if reasons := self.refusal(version):
+        if reasons := self.facts.refusal(version):
             raise SourceError(
                 f"{self.project} {version} is not supported",
                 why="; ".join(reasons),
@@ -139,18 +79,11 @@ class Recipe:
     @property
     def supported(self) -> list[Version]:
         """Known releases that are not refused, oldest first."""
-        return sorted(v for v in self.releases if not self.refusal(v))
-
-    def refusal(self, version: Version) -> tuple[str, ...]:
-        """Return the reasons why a release is not supported, () if it is not refused."""
-        for entry in self.refused:
-            if SpecifierSet(entry.versions).contains(version, prereleases=True):
-                return entry.reasons
-        return ()
+        return sorted(v for v in self.releases if not self.facts.refusal(v))
 
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:
         """Return the bugs of a release that patchkit has no fix for."""
-        return tuple(bug for bug in self.bugs if bug.covers(version))
+        return tuple(bug for bug in self.facts.bugs if bug.covers(version))
 
     def fix(self, fix_id: str) -> Fix | None:
         return next((fix for fix in self.fixes if fix.id == fix_id), None)
@@ -164,8 +97,7 @@ def load_recipe(project: str) -> Recipe:
     """
     folders = recipe_folders(project)
     home = folders[0]
-    file = read_toml(_RecipeFile, home / "recipe.toml", RecipeError)
-
+    facts = load_facts(project)
     fixes: list[Fix] = []
     for folder in folders:
         names = read_toml(list[str], folder / "recipe.toml", RecipeError, key="fixes")
@@ -175,14 +107,21 @@ def load_recipe(project: str) -> Recipe:
     return Recipe(
         project=project,
         home=home,
-        releases=file.known_releases(home),
-        refused=file.refused,
+        facts=facts,
+        releases=_known_releases(facts, home),
         fixes=tuple(fixes),
-        build=file.build,
-        bugs=file.bug,
         digest=_digest_of(folders),
         added=tuple(folder for folder in folders if not is_shipped(folder)),
     )
+
+
+def _known_releases(facts: RecipeFacts, home: Path) -> tuple[Version, ...]:
+    if facts.listed:
+        return facts.listed
+    if facts.releases:
+        return tuple(release.version for release in facts.releases if release.read)
+    lock = home / "lock.toml"
+    return tuple(map(Version, read_lock(lock))) if lock.is_file() else ()
 
 
 def _check_unique(fixes: Sequence[Fix], folder: Path) -> None:

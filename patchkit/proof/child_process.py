@@ -23,11 +23,11 @@ from typing import NoReturn
 
 from patchkit.durable.signals import SIGNALS, deferred, undeferred
 from patchkit.errors import HostError, PatchkitError, StorageError
+from patchkit.follow import Resources, ending
 from patchkit.frozen import frozen
 from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # the child writes this when its sandbox is set up
-_TOO_MUCH = "it wrote {} bytes or more"
 _PERIOD = 0.05  # seconds between two checks of the processes that a child has started
 # In the child, the pipe's writing end: it closes when the child and all its children are gone.
 _ALIVE = 3
@@ -127,9 +127,10 @@ def forked(
 
     if not is_ready and not excess:
         raise _setup_error(box, errors)
-    trouble = excess or _describe_trouble(status, limits)
+    bound = Resources(processor=limits.processor, written=limits.output)
+    trouble = excess or bound.breach(status) or ending(status)
     if not trouble and limits.output in (len(output), len(errors)):
-        trouble = _TOO_MUCH.format(limits.output)
+        trouble = f"it wrote {limits.output} bytes or more"
     return Ended(output=output, errors=errors, trouble=trouble)
 
 
@@ -226,19 +227,6 @@ def _excess_reason(group: int, limits: Limits) -> str:
     if memory > limits.memory:
         return f"it and what it started took more than {limits.memory} bytes of memory"
     return ""
-
-
-def _describe_trouble(status: int, limits: Limits) -> str:
-    if status >= 0:
-        return f"it ended with status {status}" if status else ""
-    if status == -signal.SIGXCPU:
-        return f"it took more than {limits.processor} s of the processor"
-    if status == -signal.SIGXFSZ:
-        return _TOO_MUCH.format(limits.output)
-    name = f"signal {-status}"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-status).name
-    return f"it was ended by {name}"
 
 
 def _live_as_child(

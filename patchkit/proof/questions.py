@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -127,14 +126,9 @@ def _silent_error(trouble: str) -> ProofError:
 # The functions below run in the child.
 
 
-class _OutOfTime(BaseException):
-    """The time of the child is over. No Exception, so that upstream's code does not catch it."""
-
-
 def _answer(tree: SourceTree, questions: Questions) -> None:
     """Call the questions and write a ``_ChildAnswer`` as JSON to descriptor 1."""
     seen_before = set(tree.seen)
-    signal.signal(signal.SIGXCPU, _stop_child)
     reply: dict[str, object] = {"answers": None, "raised": None}
 
     try:
@@ -159,7 +153,3 @@ def _describe(error: BaseException) -> _Raised:
         why="it was edited by hand, or asks for something that the proof does not know",
         hint=_HINT,
     )
-
-
-def _stop_child(_number: int, _frame: object) -> None:
-    raise _OutOfTime("more than the seconds of the processor that it has")

@@ -36,9 +36,10 @@ from patchkit.errors import (
 from patchkit.process import attempt
 from patchkit.records import read_toml, record
 from patchkit.source.archive import Progress as Progress
+from patchkit.source.project import project_named
 from patchkit.source.releases import (
     LockEntry,
-    refused_ranges,
+    load_facts,
     wheel_cpus,
 )
 from patchkit.units import BYTES_PER_GIB
@@ -69,9 +70,10 @@ def cache_dir() -> Path:
 
 def _known_hint(project: str, version: str, lock: Mapping[str, LockEntry]) -> str:
     """Return a hint for an unknown version: releases of its series (0.33.0 for 0.33), or all."""
-    refused = refused_ranges(project)
-    supported = [v for v in lock if not any(v in versions for versions in refused)]
-    releases = sorted(supported, key=Version)
+    releases = sorted(lock, key=Version)
+    if recipe := project_named(project):
+        refusal = load_facts(recipe).refusal
+        releases = [v for v in releases if not refusal(Version(v))]
 
     series = ".".join(version.split(".")[:2])
     close = [f"{project}=={v}" for v in releases if v.startswith(f"{series}.")]

@@ -30,7 +30,6 @@ from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.project import describe_sources, projects
 from patchkit.source.releases import (
     Release,
-    ReleaseFacts,
     guess_release,
     load_facts,
 )
@@ -59,14 +58,13 @@ def find_origin(
     sha256: str | None = None,
     offline: bool = False,
     check: Callable[[Version], None] = lambda _version: None,
-    facts: ReleaseFacts | None = None,
 ) -> SourceOrigin:
     """Return the sources that ``spec`` names, and fetch and verify them if necessary.
 
     ``spec`` is a folder, an archive, ``git+URL@COMMIT``, or ``nccl==2.29.7``. ``sha256`` is the
     digest of an archive, which is required for an archive that the recipe does not have. ``check``
     raises an error for an unsupported version; for a release, it is called before the release is
-    fetched. ``facts`` replace the facts of the recipe.
+    fetched.
 
     Raises UsageError if ``spec`` names no source, SourceError if the sources cannot be used or
     verified, HashMismatchError for a wrong digest, StorageError or HostError if network, disk or a
@@ -75,17 +73,16 @@ def find_origin(
     if sha256 is not None:
         require_sha256(sha256)
 
-    facts = facts or load_facts(project)
     path = Path(spec)
     if path.is_dir():
         origin = _take_folder(path, project, sha256)
     elif path.is_file():
-        origin = _take_archive(path, sha256, facts)
+        origin = _take_archive(path, sha256, project)
     elif source := parse_git(spec):
-        origin = _take_commit(source, facts, offline=offline)
+        origin = _take_commit(source, project, offline=offline)
     elif version := named_release(spec, project):
         check(version)
-        origin = _take_release(facts.known(version), facts, offline=offline)
+        origin = _take_release(version, project, offline=offline)
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
@@ -115,7 +112,7 @@ def _take_folder(path: Path, project: str, sha256: str | None) -> SourceOrigin:
     )
 
 
-def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> SourceOrigin:
+def _take_archive(path: Path, sha256: str | None, project: str) -> SourceOrigin:
     """Return the origin of an archive that a user names.
 
     Raises HashMismatchError if the archive does not have the sha256 that the user gives,
@@ -129,21 +126,22 @@ def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> Source
             hint="fetch it again, from a source that you trust",
         )
 
+    facts = load_facts(project)
     release = next((r for r in facts.releases if r.sha256 == actual), None)
-    version = _version_inside(path, facts.project, release, str(path))
+    version = _version_inside(path, project, release, str(path))
     if release is None and sha256 is None:
-        title = projects()[facts.project].title
+        title = facts.project.title
         raise SourceError(
             f"{path} ({title} {version}) has the sha256 {actual}, which the recipe does not know",
             hint=f"if you trust this very file, add --sha256 {actual}; or name "
-            f"git+{facts.git}@COMMIT",
+            f"git+{facts.upstream.git}@COMMIT",
         )
     return SourceOrigin(path=path, version=version, identity=f"sha256:{actual}")
 
 
 def _take_commit(
     source: GitSource,
-    facts: ReleaseFacts,
+    project: str,
     release: Release | None = None,
     *,
     offline: bool,
@@ -152,28 +150,28 @@ def _take_commit(
         source.url,
         source.commit,
         cache=cache_dir() / "sources",
-        prefix=facts.project,
+        prefix=project,
         offline=offline,
     )
     name = f"{source.url}: commit {source.commit}"
-    version = _version_inside(archive, facts.project, release, name)
+    version = _version_inside(archive, project, release, name)
     return SourceOrigin(path=archive, version=version, identity=f"git:{source.commit}")
 
 
-def _take_release(
-    release: Release, facts: ReleaseFacts, *, offline: bool
-) -> SourceOrigin:
+def _take_release(version: Version, project: str, *, offline: bool) -> SourceOrigin:
     """Return the origin of a release: its archive if the cache has it, else its commit.
 
     Raises SourceError if the recipe does not have the commit, and as ``commit_archive`` does.
     """
-    archive = cache_dir() / "sources" / f"{facts.project}-{release.version}.tar.gz"
+    facts = load_facts(project)
+    release = facts.known(version)
+    archive = cache_dir() / "sources" / f"{project}-{version}.tar.gz"
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
         identity = f"sha256:{release.sha256}"
-        return SourceOrigin(path=archive, version=release.version, identity=identity)
+        return SourceOrigin(path=archive, version=version, identity=identity)
 
-    name = f"{projects()[facts.project].title} {release.version}"
-    hint = f"clone {facts.git}, check {release.tag} out and name the folder"
+    name = f"{facts.project.title} {version}"
+    hint = f"clone {facts.upstream.git}, check {release.tag} out and name the folder"
     if not release.commit:
         raise SourceError(
             f"the sources of {name} cannot be verified: the recipe does not know "
@@ -181,8 +179,8 @@ def _take_release(
             hint=hint,
         )
     try:
-        source = GitSource(facts.git, release.commit)
-        return _take_commit(source, facts, release, offline=offline)
+        source = GitSource(facts.upstream.git, release.commit)
+        return _take_commit(source, project, release, offline=offline)
     except (SourceError, StorageError, HostError) as error:
         what = f"no sources of {name} could be had: {error.what}"
         raise type(error)(what, why=error.why, hint=hint) from None

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from patchkit.digests import digest
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import RecipeError, SourceError, UsageError
 from patchkit.frozen import frozen
-from patchkit.records import Sha256, matching, read_toml, record
+from patchkit.records import Sha256, matching, read_toml
 from patchkit.source.git import read_blob
-from patchkit.source.project import project_named, recipe_folder
+from patchkit.source.project import Project, recipe_folder
 from patchkit.source.tree import SourceTree
+from patchkit.target import Target
 
 # The name becomes part of a path in the cache, and must not lead out of the cache.
 _Filename = Annotated[
@@ -71,18 +72,6 @@ def named_version(text: str, hint: str = "") -> Version:
         return Version(text)
     except InvalidVersion:
         raise UsageError(f"{text!r} is not a version", hint=hint) from None
-
-
-def refused_ranges(distribution: str) -> tuple[SpecifierSet, ...]:
-    """Return the ranges of releases that a distribution's recipe refuses; () without a recipe."""
-    project = project_named(distribution)
-    if not project:
-        return ()
-
-    place = recipe_folder(project) / "recipe.toml"
-    rows = read_toml(dict[str, Any], place).get("refused", ())
-    ranges = [row["versions"] for row in rows]
-    return tuple(SpecifierSet(text, prereleases=True) for text in ranges)
 
 
 def guess_release(spec: str, projects: Iterable[str]) -> str:
@@ -196,20 +185,63 @@ class Bug:
 
 
 @frozen
-class ReleaseFacts:
-    """What a recipe knows about a project's releases, oldest first, and about where they are.
+class Refused:
+    """Releases that patchkit does not patch, and the reasons."""
 
-    ``git`` is the URL of upstream's repository, ``archive`` the template of an archive's URL.
+    versions: str
+    reasons: tuple[str, ...]
+
+
+@frozen
+class BuildVariable:
+    """The variable that names the archs for a build, and the template of its value.
+
+    ``variable`` is "" if a build takes none. In ``value``, ``{list}`` is the arch list with
+    suffixes, ``{plain}`` nvcc's name without suffix.
+    """
+
+    variable: str = ""
+    value: str = ""
+
+    def value_for(self, target: Target, arch: str) -> str:
+        plain = target.plain_arch(arch)
+        return self.value.format(list=target.arch_list(arch), plain=plain)
+
+
+@frozen
+class Upstream:
+    """The URL of upstream's repository, and the template of the URL of an archive of a tag."""
+
+    git: str = ""
+    archive: str = ""
+
+
+@frozen
+class RecipeFacts:
+    """The content of a project's ``recipe.toml``.
+
+    ``listed`` may be left out: then ``releases`` are known, oldest first, or those of the lock.
     ``default`` is the release to build if nothing names one. ``torch`` maps a series of torch, such
     as ``2.11``, to the pin of this project in torch's wheels.
     """
 
-    project: str
-    default: Version = Version("0")
+    project: Project
+    fixes: tuple[str, ...]
+    listed: tuple[Version, ...] = field(default=(), metadata={"key": "releases"})
     releases: tuple[Release, ...] = field(default=(), metadata={"key": "release"})
-    git: str = ""
-    archive: str = ""
+    refused: tuple[Refused, ...] = ()
+    bugs: tuple[Bug, ...] = field(default=(), metadata={"key": "bug"})
+    build: BuildVariable = BuildVariable()
+    default: Version = Version("0")
+    upstream: Upstream = Upstream()
     torch: Mapping[str, ExactPin] = field(default_factory=dict)
+
+    def refusal(self, version: Version) -> tuple[str, ...]:
+        """Return the reasons why a release is not supported, () if it is not refused."""
+        for entry in self.refused:
+            if SpecifierSet(entry.versions).contains(version, prereleases=True):
+                return entry.reasons
+        return ()
 
     def release(self, version: Version) -> Release | None:
         for release in self.releases:
@@ -223,10 +255,10 @@ class ReleaseFacts:
             return release
         names = ", ".join(str(release.version) for release in self.releases)
         raise SourceError(
-            f"{self.project} {version} is not among the releases that this patchkit knows",
+            f"{self.project.title} {version} is not among the releases that this patchkit knows",
             why="it is mistyped, or newer than the recipe",
             hint=f"known are {names}; others can be built from a folder, from an archive with "
-            f"--sha256, or from {self.git}@COMMIT",
+            f"--sha256, or from {self.upstream.git}@COMMIT",
         )
 
 
@@ -282,11 +314,6 @@ def _is_of_fork(tree: SourceTree, path: str, sha256: str) -> bool:
 
 
 @cache
-def load_facts(project: str) -> ReleaseFacts:
-    """Return what the ``recipe.toml`` of a project knows about releases and their sources."""
-    place = recipe_folder(project) / "recipe.toml"
-    tables = read_toml(dict[str, Any], place)
-    upstream = tables.get("upstream", {})
-    names = ("default", "release", "torch")
-    facts = {name: tables[name] for name in names if name in tables}
-    return record(ReleaseFacts, {"project": project, **upstream, **facts})
+def load_facts(project: str) -> RecipeFacts:
+    """Return the content of a project's ``recipe.toml``. Raises RecipeError for a mistake in it."""
+    return read_toml(RecipeFacts, recipe_folder(project) / "recipe.toml", RecipeError)

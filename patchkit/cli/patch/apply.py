@@ -217,8 +217,10 @@ def _next_lines(
     recipe: Recipe, request: Request, path: Path, patches: Sequence[Path]
 ) -> Lines:
     """Yield how a wheel is made of a tree: by `patchkit build` if it takes the project."""
-    if recipe.build.variable:
-        yield f"a build of your own takes {recipe.build.setting(request)}"
+    build = recipe.facts.build
+    if build.variable:
+        value = build.value_for(request.target, request.arch)
+        yield f"a build of your own takes {build.variable}={value}"
 
     build_options = projects()[recipe.project].build_options
     if build_options is None:

@@ -56,8 +56,9 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
     tree = workspace.tree
     target = request.target
     recipe = load_recipe(tree.project)
-    built = recipe.build.value_for(request)
-    variable = recipe.build.variable.lower()
+    build = recipe.facts.build
+    built = build.value_for(target, request.arch)
+    variable = build.variable.lower()
     fields = {
         "project": tree.project,
         "version": tree.version,

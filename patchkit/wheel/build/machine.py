@@ -39,7 +39,6 @@ _MEMINFO = Path("/proc/meminfo")
 # Releases with a package g++-13-aarch64-linux-gnu. In Debian 12 and Ubuntu 22.04 the newest GCC for
 # another CPU is 12.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
-_MACRO = re.compile(r"^#define (\w+) (.*)$", re.MULTILINE)
 
 
 @frozen
@@ -149,17 +148,12 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
 
 
 def _gcc_version(cxx: Path) -> Version | None:
-    """Return the version of a compiler, None if it is not GCC.
+    """Return the version of a compiler, None if it is not GCC, whatever its name.
 
-    The compiler's macros decide: any program may be called g++. clang defines __GNUC__ as well.
+    No other compiler knows the option.
     """
-    listing = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
-    macros = dict(_MACRO.findall(listing.output))
-    if "__GNUC__" not in macros or "__clang__" in macros:
-        return None
-    minor = macros.get("__GNUC_MINOR__", "0")
-    patch = macros.get("__GNUC_PATCHLEVEL__", "0")
-    return Version(f"{macros['__GNUC__']}.{minor}.{patch}")
+    done = attempt(cxx, "-dumpfullversion")
+    return None if done.trouble else Version(done.output)
 
 
 @dataclass(frozen=True, slots=True)

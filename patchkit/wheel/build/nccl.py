@@ -19,6 +19,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.origin import SourceOrigin
+from patchkit.source.releases import load_facts
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
@@ -82,7 +83,7 @@ class NcclOrder:
 
         NCCL uses no instructions that only one arch has.
         """
-        return load_recipe("nccl").build.value_for(Request(target=self.target))
+        return load_facts("nccl").build.value_for(self.target, "native")
 
 
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:

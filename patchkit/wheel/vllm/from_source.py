@@ -292,7 +292,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
     path = variables["PATH"]
     cuda = root / "cuda"
     cxx = str(order.toolchain.cxx)
-    archs = load_recipe("vllm").build
+    archs = load_recipe("vllm").facts.build
     defines = prepared.gathered.defines
     if order.across:
         variables |= cross_variables(order.toolchain, cuda)
@@ -301,7 +301,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
         "CUDA_HOME": str(cuda),
         "CXX": cxx,
         "CUDAHOSTCXX": cxx,  # nvcc's host compiler, as CMake takes it
-        archs.variable: archs.value_for(order.request),
+        archs.variable: archs.value_for(order.request.target, order.request.arch),
         "VLLM_TARGET_DEVICE": "cuda",
         "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],
         "MAX_JOBS": str(order.jobs),

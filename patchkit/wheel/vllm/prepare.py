@@ -453,7 +453,7 @@ def _vllm_facts(
         "fixes": fix_states(outcome),
         **order.request.patch_facts,
         "target": order.request.target.name,
-        "archs": recipe.build.value_for(order.request),
+        "archs": order.request.arch_list,
         "machine": order.toolchain.machine,
         "cuda": order.toolchain.cuda,
         "compiler": order.toolchain.compiler,

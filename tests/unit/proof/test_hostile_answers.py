@@ -103,7 +103,7 @@ def test_a_forged_answer_fits_or_fails_the_proof(key, value, make_tree):
     [
         ('NVCUFLAGS := -O3 "open', "No closing quotation"),
         ("$(info patchkit -O3)", "it says 2 times what nvcc is given"),
-        ("$(error no)", "it ended with status 2"),
+        ("$(error no)", "exit code 2"),
     ],
 )
 def test_flags_in_no_known_form_fail_the_proof(line, said, make_tree):

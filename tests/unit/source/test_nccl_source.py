@@ -120,7 +120,7 @@ def test_an_unknown_archive_needs_its_sha256(pack, tmp_path):
         find_origin("nccl", str(path))
     assert "NCCL 2.30.7" in caught.value.what
     assert f"--sha256 {sha256(path)}" in caught.value.hint
-    assert f"git+{FACTS.git}@" in caught.value.hint
+    assert f"git+{FACTS.upstream.git}@" in caught.value.hint
 
     origin = find_origin("nccl", str(path), sha256=sha256(path))
 
@@ -133,22 +133,28 @@ def test_an_unknown_archive_needs_its_sha256(pack, tmp_path):
     )
 
 
-def facts_of(version, **figures):
-    """The facts, with one release alone and other figures."""
-    release = replace(FACTS.known(Version(version)), **figures)
-    return replace(FACTS, releases=(release,))
+@pytest.fixture
+def know(monkeypatch):
+    """Let the recipe know one release alone, with other figures, and another repository."""
+
+    def change(version, git=FACTS.upstream.git, **figures):
+        release = replace(FACTS.known(Version(version)), **figures)
+        upstream = replace(FACTS.upstream, git=git)
+        facts = replace(FACTS, releases=(release,), upstream=upstream)
+        monkeypatch.setattr("patchkit.source.origin.load_facts", lambda _: facts)
+
+    return change
 
 
-def test_an_archive_that_the_recipe_knows(pack):
+def test_an_archive_that_the_recipe_knows(pack, know):
     path = pack("any.tar.gz")
-    known = facts_of("2.30.7", sha256=sha256(path))
-    assert (
-        find_origin("nccl", str(path), facts=known).identity == f"sha256:{sha256(path)}"
-    )
+    know("2.30.7", sha256=sha256(path))
+    assert find_origin("nccl", str(path)).identity == f"sha256:{sha256(path)}"
+    know("2.29.7", sha256=sha256(path))
     with pytest.raises(
         SourceError, match=r"its files say 2\.30\.7, the recipe says 2\.29\.7"
     ):
-        find_origin("nccl", str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
+        find_origin("nccl", str(path))
 
 
 def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path):
@@ -186,9 +192,9 @@ def test_a_name_is_no_identity(name):
     assert "40 hex digits" in caught.value.hint
 
 
-def test_a_release_comes_from_upstreams_repository(repository, commit):
-    upstream = replace(facts_of("2.30.7", commit=commit), git=f"file://{repository}")
-    origin = find_origin("nccl", "nccl==2.30.7", facts=upstream)
+def test_a_release_comes_from_upstreams_repository(repository, commit, know):
+    know("2.30.7", git=f"file://{repository}", commit=commit)
+    origin = find_origin("nccl", "nccl==2.30.7")
     assert (origin.identity, origin.version) == (f"git:{commit}", Version("2.30.7"))
 
 
@@ -233,14 +239,14 @@ def test_releases_that_cannot_be_had(spec, error, says, cache):
     assert not cache.exists()
 
 
-def test_a_kept_release_is_looked_at_again(pack, cache):
+def test_a_kept_release_is_looked_at_again(pack, cache, know):
     """What lies in the cache counts by its bytes; another file there is not taken."""
     path = pack("a.tar.gz")
-    facts = facts_of("2.27.7", commit="", sha256=sha256(path))
+    know("2.27.7", commit="", sha256=sha256(path))
     kept = cache / "sources/nccl-2.27.7.tar.gz"
     kept.parent.mkdir(parents=True)
     shutil.copy(path, kept)
-    assert find_origin("nccl", "nccl==2.27.7", offline=True, facts=facts).path == kept
+    assert find_origin("nccl", "nccl==2.27.7", offline=True).path == kept
     kept.write_bytes(kept.read_bytes() + b"\0")
     with pytest.raises(SourceError, match="cannot be verified"):
-        find_origin("nccl", "nccl==2.27.7", offline=True, facts=facts)
+        find_origin("nccl", "nccl==2.27.7", offline=True)

@@ -146,9 +146,9 @@ def test_the_table_is_complete_and_consistent():
     assert FACTS.known(FACTS.default).commit
     assert all(
         any(bug.covers(version) for version in versions)
-        for bug in load_recipe("nccl").bugs
+        for bug in load_recipe("nccl").facts.bugs
     )
-    taken = {bug.take: bug for bug in load_recipe("nccl").bugs if bug.take}
+    taken = {bug.take: bug for bug in load_recipe("nccl").facts.bugs if bug.take}
     assert taken.keys() <= set(versions)
     assert not any(bug.covers(version) for version, bug in taken.items())
     digests = [release.sha256 for release in FACTS.releases if release.sha256]

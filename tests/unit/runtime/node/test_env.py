@@ -70,7 +70,7 @@ def test_what_a_wheelhouse_will_install_counts_before_it_is_installed(tmp_path):
 def test_the_rule_and_the_recipe_tell_of_one_bug():
     rules = load_variable_rules()
     (advice,) = (each for each in rules.advice if each.id == "nccl-deadlock")
-    (bug,) = (each for each in load_recipe("nccl").bugs if each.take)
+    (bug,) = (each for each in load_recipe("nccl").facts.bugs if each.take)
     assert advice.when["nccl"] == bug.versions
     assert f"nvidia-nccl-cu13=={bug.take}`" in advice.instead
 

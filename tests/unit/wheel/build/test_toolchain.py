@@ -132,12 +132,8 @@ HARD = recorded_needs(Version("0.28.0"))
 
 
 def gcc(folder, version):
-    names = ("GNUC", "GNUC_MINOR", "GNUC_PATCHLEVEL")
-    numbers = zip(names, version.split("."), strict=True)
-    lines = [f"echo '#define __{name}__ {number}'\n" for name, number in numbers]
-    return (
-        write_files(folder, {"g++": "#!/bin/sh\n" + "".join(lines)}, mode=0o755) / "g++"
-    )
+    script = f"#!/bin/sh\n[ $1 = -dumpfullversion ] && echo {version}\n"
+    return write_files(folder, {"g++": script}, mode=0o755) / "g++"
 
 
 def said_of(*arguments, **options):
