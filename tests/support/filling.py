@@ -32,11 +32,10 @@ def fill(cli, offered, *arguments, **how):
     """Run `patchkit wheelhouse fill`, from a folder alone, whatever pip is configured for."""
     alone = {
         "PIP_CONFIG_FILE": os.devnull,
-        "PIP_FIND_LINKS": "",
-        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_FIND_LINKS": str(offered),
+        "PIP_NO_INDEX": "1",
     }
-    words = ("--offline", "--find-links", offered, *arguments)
-    return cli("wheelhouse", "fill", *words, env=alone, **how)
+    return cli("wheelhouse", "fill", *arguments, env=alone, **how)
 
 
 def contents(house):

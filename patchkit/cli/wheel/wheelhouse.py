@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from patchkit.cli.out import (
-    FOLDER,
     PATH,
     LaidOut,
     Shown,
@@ -69,7 +68,7 @@ from patchkit.wheel.wheelhouse.overrides import (
     record_override,
 )
 from patchkit.wheel.wheelhouse.pins import pins_in, sources_of
-from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
+from patchkit.wheel.wheelhouse.resolve import NodePlatform
 from patchkit.wheel.wheelhouse.storage import (
     REQUIREMENTS,
     Kind,
@@ -173,10 +172,6 @@ def prune_wheels(
 @house_option
 @option("--python-version X.Y", "python", "Python of the nodes; default: the target's.")
 @option("--with PIN", "also", 'Also lock this, such as "ray==2.5".', multiple=True)
-@option(
-    "--find-links", "folders", "Another folder of wheels.", multiple=True, type=FOLDER
-)
-@flag("--offline", "Use only folders of wheels, no index.")
 @flag("--lock-only", "Only lock; the nodes download.")
 @verbose_option
 @rendered
@@ -185,18 +180,16 @@ def fill_wheels(
 ) -> Blocks:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 
-    uv resolves for the nodes' machine, from the index that pip is configured for. A torch for CPUs
-    alone is refused. Nothing changes until everything is there; the next run resumes an
-    interrupted one.
+    uv resolves for the nodes' machine, from the index and the folders that pip is configured for
+    (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX). A torch for CPUs alone is refused. Nothing
+    changes until everything is there; the next run resumes an interrupted one.
     """
     node = node_platform(house, python)
     lock_only = options["lock_only"]
-    sources = WheelSources(offline=options["offline"], folders=options["folders"])
     with progress() as report:
         filled = fill_wheelhouse(
             house,
             node,
-            sources,
             tell=tell,
             also=options["also"],
             lock_only=lock_only,

@@ -55,7 +55,7 @@ from patchkit.wheel.wheelhouse.pins import (
 from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
     NodePlatform,
-    WheelSources,
+    is_offline,
     only_metadata,
     resolve_wheels,
 )
@@ -133,7 +133,6 @@ def _find_devices(built: Sequence[ManifestEntry]) -> list[Target]:
 def fill_wheelhouse(
     house: Path,
     node: NodePlatform,
-    sources: WheelSources,
     *,
     also: Sequence[str] = (),
     lock_only: bool = False,
@@ -165,7 +164,8 @@ def fill_wheelhouse(
             small.iterdir(),
             also,
             node,
-            _all_sources(sources, small, house),
+            # Offline, uv may choose wheels that an earlier fill downloaded.
+            [small, house] if is_offline() else [small],
             _cuda_constraints(cuda),
             [override.takes for override in before.overrides],
         )
@@ -191,14 +191,6 @@ def fill_wheelhouse(
         torch=torch,
         manifest=load_manifest(house),
     )
-
-
-def _all_sources(sources: WheelSources, small: Path, house: Path) -> WheelSources:
-    folders = [*sources.folders, small]
-    # Offline, uv may choose wheels that an earlier fill downloaded.
-    if sources.offline:
-        folders.append(house)
-    return replace(sources, folders=tuple(folders))
 
 
 def _cuda_constraints(cuda: Mapping[int, str]) -> list[str]:

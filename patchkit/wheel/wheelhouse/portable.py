@@ -11,7 +11,7 @@ from patchkit.errors import translated
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit_wheels
 from patchkit.wheel.wheelhouse.fill import download_wheels, find_wheel_file
-from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources, resolve_wheels
+from patchkit.wheel.wheelhouse.resolve import NodePlatform, resolve_wheels
 
 
 def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> None:
@@ -22,7 +22,7 @@ def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> No
     requirements = [
         line for line in metadata.requires("patchkit-gb10") or () if "extra" not in line
     ]
-    wheels = resolve_wheels([], requirements, node, WheelSources())
+    wheels = resolve_wheels([], requirements, node)
 
     store = cache_dir() / "kit"
     with translated(at=store):

@@ -59,6 +59,7 @@ _VARIABLES = {
     "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
 }
+_YES = ("1", "true", "yes", "on")  # pip's words for a setting that is on
 # The frame that uv draws in front of each line of an error, and the labels "error: ", "cause: ".
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
@@ -104,14 +105,6 @@ class NodePlatform:
         return {tag: rank for rank, tag in enumerate(chain(native, others))}
 
 
-@frozen
-class WheelSources:
-    """Where wheels come from: ``folders`` and, unless ``offline``, the index that pip uses."""
-
-    offline: bool = False
-    folders: tuple[Path, ...] = ()
-
-
 @contextlib.contextmanager
 def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
     """Yield a temporary folder with copies of wheels that hold only .dist-info.
@@ -128,28 +121,32 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _uv_environment(sources: WheelSources) -> dict[str, str]:
+def is_offline() -> bool:
+    """Return whether pip is configured to take wheels from folders alone: ``PIP_NO_INDEX=1``."""
+    return pip_settings().get("no-index", "").lower() in _YES
+
+
+def _uv_environment(folders: Iterable[Path]) -> dict[str, str]:
     """Return the environment variables for uv, with pip's settings.
 
-    Variables of the user that begin with ``UV_`` are left out, so that all users get equal locks.
+    ``folders`` hold wheels beside those that pip's settings name. Variables of the user that begin
+    with ``UV_`` are left out, so that all users get equal locks.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("UV_")
     }
 
-    links = [folder.absolute().as_uri() for folder in sources.folders]
-    if not sources.offline:
-        settings = pip_settings()
-        for name, variable in _VARIABLES.items():
-            if name in settings:
-                environment[variable] = settings[name]
-        # As pip does, choose the best version of all indexes. uv's default is the first index that
-        # has the project.
-        if "extra-index-url" in settings:
-            environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    settings = pip_settings()
+    for name, variable in _VARIABLES.items():
+        if name in settings:
+            environment[variable] = settings[name]
+    # As pip does, choose the best version of all indexes. uv's default is the first index that has
+    # the project.
+    if "extra-index-url" in settings:
+        environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
 
-        links += filter(_is_usable_link, settings.get("find-links", "").split())
-
+    links = [folder.absolute().as_uri() for folder in folders]
+    links += filter(_is_usable_link, settings.get("find-links", "").split())
     environment["UV_FIND_LINKS"] = ",".join(links)
     environment["UV_CACHE_DIR"] = str(cache_dir() / "uv")
     environment["UV_SYSTEM_CERTS"] = "1"  # the system's certificates, as with pip
@@ -185,7 +182,7 @@ def _uv_error(
             f"there is no set of wheels for {node} that fits together with {', '.join(names)}",
             why=why.partition("\n")[2].strip(),
             hint="take another release or --python-version; build a wheel of what has sources "
-            "alone on a node (pip wheel), and name its folder with --find-links; if an index has "
+            "alone on a node (pip wheel), and name its folder in PIP_FIND_LINKS; if an index has "
             "what was not found, check its credentials in pip's configuration",
         )
 
@@ -193,7 +190,7 @@ def _uv_error(
         "uv cannot resolve what the wheels need",
         why=why,
         hint="check index and credentials in pip's configuration, and the room on the disk; "
-        "--offline takes wheels from --find-links alone",
+        "PIP_NO_INDEX=1 takes wheels from PIP_FIND_LINKS alone",
     )
 
 
@@ -211,13 +208,14 @@ def resolve_wheels(
     given: Iterable[Path],
     also: Sequence[str],
     node: NodePlatform,
-    sources: WheelSources,
+    folders: Iterable[Path] = (),
     constraints: Iterable[str] = (),
     overrides: Iterable[ExactPin] = (),
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel that a node needs for the ``given`` wheels and the requirements ``also``.
 
-    The result does not include the given wheels, and is sorted by file name. ``constraints`` limit
+    The result does not include the given wheels, and is sorted by file name. Wheels come from where
+    pip's settings say, and from ``folders``. ``constraints`` limit
     versions but require nothing themselves. ``overrides`` replace every requirement of the same
     project. A wheel is only downloaded if the index does not tell its metadata. Raises SourceError
     if there is no solution or a package has no wheel that fits, UsageError if a text of ``also`` is
@@ -242,7 +240,7 @@ def resolve_wheels(
     taken = [ours.get(pin.project, str(pin)) for pin in overrides]
     limits = {"constraints": constraints, "overrides": taken}
 
-    done = _run_uv(requirements, limits, node, sources)
+    done = _run_uv(requirements, limits, node, folders)
     if done.trouble:
         raise _uv_error(done.errors, requirements, node)
 
@@ -259,7 +257,7 @@ def _run_uv(
     requirements: Sequence[str],
     limits: Mapping[str, Iterable[str]],
     node: NodePlatform,
-    sources: WheelSources,
+    folders: Iterable[Path],
 ) -> Completed:
     """Run `uv pip compile`. ``limits`` maps an option of uv to the lines of the file it takes."""
     minor = max(known for known in _UV_KNOWS if known <= node.glibc_minor)
@@ -269,7 +267,7 @@ def _run_uv(
         f"--python-version={node.python}",
     ]
 
-    if sources.offline:
+    if is_offline():
         options.append("--no-index")
     with tempfile.TemporaryDirectory() as folder:
         for name, lines in limits.items():
@@ -283,7 +281,7 @@ def _run_uv(
             "-",
             *options,
             input="\n".join(requirements).encode(),
-            env=_uv_environment(sources),
+            env=_uv_environment(folders),
             timeout=None,
         )
 
@@ -313,7 +311,7 @@ def _choose_file(
     if not wheels:
         raise SourceError(
             f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
-            hint="build a wheel of it, and name its folder with --find-links",
+            hint="build a wheel of it, and name its folder in PIP_FIND_LINKS",
         )
     *_, chosen = max(wheels, key=lambda entry: entry[:2])
     return chosen

@@ -158,14 +158,18 @@ def fill(cluster: EmulatedCluster, name: str, release: str = VERSION) -> None:
     words = (
         "--dir",
         house,
-        "--find-links",
-        made / "offered",
         "--python-version",
         python,
     )
     filled = attempt(
-        *(sys.executable, "-m", "patchkit", "wheelhouse", "fill", "--offline", *words),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PIP_CONFIG_FILE": os.devnull},
+        *(sys.executable, "-m", "patchkit", "wheelhouse", "fill", *words),
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_FIND_LINKS": str(made / "offered"),
+            "PIP_NO_INDEX": "1",
+        },
         timeout=120,
     )
     if filled.trouble:

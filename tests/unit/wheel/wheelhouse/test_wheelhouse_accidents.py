@@ -23,7 +23,7 @@ from patchkit.wheel.wheelhouse.contents import (
     replace_dependencies,
 )
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
-from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
+from patchkit.wheel.wheelhouse.resolve import NodePlatform
 from patchkit.wheel.wheelhouse.storage import (
     LINKED,
     Kind,
@@ -185,9 +185,9 @@ def elsewhere(tmp_path, stocked):
     return move
 
 
-def fill(stocked, *folders, **more):
+def fill(stocked, **more):
     where = NodePlatform(machine=CPU, python="3.12", glibc="2.39")
-    fill_wheelhouse(stocked, where, WheelSources(offline=True, folders=folders), **more)
+    fill_wheelhouse(stocked, where, **more)
 
 
 def test_a_wheel_that_is_a_link_to_the_same_bytes(stocked, elsewhere, cli, made):
@@ -261,8 +261,9 @@ def test_an_earlier_download_that_is_a_link_is_not_taken(
     aside = shutil.copy(offered, tmp_path / "aside.whl")
     (stocked / ".filling").mkdir()
     (stocked / ".filling" / offered.name).symlink_to(aside)
-    for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
-    fill(stocked, offered.parent, also=["other"])
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(offered.parent))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    fill(stocked, also=["other"])
     assert not (stocked / offered.name).is_symlink()
     assert check_files(stocked) == ()
