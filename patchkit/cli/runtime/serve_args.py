@@ -160,7 +160,10 @@ def serve_command(
     # The command may be for another machine: do not require this one to have the address.
     node = decide_node(request, host, file, addressed=False)
     listen = options.get("listen") or LISTEN[0]
-    model = _served_name(model, preset)
+    # The last part of a preset's id stands for the whole, unless it is a folder.
+    is_short = preset and model.lower() == preset.name.lower()
+    if preset and is_short and not Path(model).is_dir():
+        model = preset.id
     serving = ServeRequest(
         model=model,
         node=node,
@@ -172,26 +175,10 @@ def serve_command(
         checkpoint=find_checkpoint(model, os.environ),
         choice=choice,
     )
-    serving = replace(serving, drafter_gib=_drafter_gib(serving))
+    drafting = json.loads(find_drafter(serving).setting or "{}")
+    if drafter := drafting.get("model"):
+        serving = replace(serving, drafter_gib=weights_gib(drafter, os.environ))
     return serve_args(serving, load_flag_rules(), host.vllm_home(node.vllm))
-
-
-def _served_name(model: str, preset: Preset | None) -> str:
-    """Return the model's name: the full one if ``model`` is the last part of the preset's id.
-
-    A folder of that name is served itself.
-    """
-    if preset is None or model.lower() != preset.name.lower():
-        return model
-
-    return model if Path(model).is_dir() else preset.id
-
-
-def _drafter_gib(serving: ServeRequest) -> float | None:
-    """Return the size in GiB of the model that drafts tokens; None if no model does."""
-    settings = json.loads(find_drafter(serving).setting or "{}")
-    drafter = str(settings.get("model", ""))
-    return weights_gib(drafter, os.environ) if drafter else None
 
 
 def _flag_rows(command: ServeCommand) -> Iterator[Row]:

@@ -153,23 +153,16 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
         if key not in row:
             continue
 
-        places = _find_differing_lines(re.compile(row[key]), lines)
+        matches = [
+            (number, re.match(row[key], line)) for number, line in enumerate(lines, 1)
+        ]
+        places = [
+            Assignment(number, match["name"], "") for number, match in matches if match
+        ]
         if places:
             first = places[0]
             more = f" and {len(places) - 1} more" if places[1:] else ""
             yield build_finding(finding_id, first, names=first.name + more)
-
-
-def _find_differing_lines(
-    form: re.Pattern[str], lines: Sequence[str]
-) -> list[Assignment]:
-    """Return the variables, without values, that the lines matching ``form`` set."""
-    places = []
-    for number, line in enumerate(lines, 1):
-        if match := form.match(line):
-            places.append(Assignment(number, match["name"], ""))
-
-    return places
 
 
 def _check_advice(checked: CheckedText) -> Iterator[Finding]:

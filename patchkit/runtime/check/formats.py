@@ -167,7 +167,8 @@ class _YamlReader:
 
     def _read_command(self, fields: dict[str, Any], place: Place) -> None:
         """Read the command of a container: entrypoint and arguments, or the text of a script."""
-        nodes = _find_nodes(fields, _KEYS["commands"])
+        nodes = [fields[key] for key in _KEYS["commands"] if key in fields]
+        nodes = [node for node in nodes if node.id != "mapping" and node.value]
         if not nodes:
             return
 
@@ -186,12 +187,6 @@ class _YamlReader:
             words += _read_words(node)
         has_entry = "entrypoint" in fields or {"command", "args"} <= fields.keys()
         self.commands.read_entry(words, place, has_entry=has_entry)
-
-
-def _find_nodes(fields: dict[str, Any], keys: list[str]) -> list[Any]:
-    """Return the nodes of ``keys``, in this order; leave out mappings and empty nodes."""
-    nodes = [fields[key] for key in keys if key in fields]
-    return [node for node in nodes if node.id != "mapping" and node.value]
 
 
 def _read_words(node: Any) -> list[Word]:
@@ -348,7 +343,8 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
         name = first.text.upper()
 
         if first.text != "CMD":
-            words = _skip_options(words)
+            # Options of the instruction, such as --platform and --mount.
+            words = [*dropwhile(lambda word: word.text.startswith("--"), words)]
 
         match name:
             case "FROM" if words:
@@ -369,11 +365,6 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             case _:
                 # No instruction, but a further command of a RUN, behind && or the like.
                 reader.read_command(statement.words, place)
-
-
-def _skip_options(words: list[Word]) -> list[Word]:
-    """Return the words behind options such as --platform and --mount."""
-    return list(dropwhile(lambda word: word.text.startswith("--"), words))
 
 
 def _join_value(words: list[Word]) -> list[Word]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from patchkit.runtime.check.content import CheckedText, FileContent, StatedVersion
 from patchkit.runtime.envfile.header import fact_problems, head_facts
@@ -55,7 +56,12 @@ def add_situation(
         release(requested.get(project) or "0")
 
     content = checked.content
-    versions = _find_stated_versions(checked.text, content)
+    # Each version once, at its first place.
+    stated = [*_image_versions(content), *_pinned_versions(checked.text)]
+    first_places: dict[tuple[str, str], StatedVersion] = {}
+    for version in sorted(stated, key=attrgetter("line")):
+        first_places.setdefault((version.project, version.version), version)
+    versions = [*first_places.values()]
     stated_facts = _judge_versions(versions)
     found_facts = {**_host_facts(host, content), **stated_facts}
 
@@ -70,17 +76,6 @@ def add_situation(
     return replace(
         checked, versions=versions, situation=situation, host=host, home=home
     )
-
-
-def _find_stated_versions(text: str, content: FileContent) -> Sequence[StatedVersion]:
-    """Return the versions that a file states in the order of lines, each only once."""
-    found = [*_image_versions(content), *_pinned_versions(text)]
-    found.sort(key=lambda stated: stated.line)
-
-    first_places: dict[tuple[str, str], StatedVersion] = {}
-    for stated in found:
-        first_places.setdefault((stated.project, stated.version), stated)
-    return list(first_places.values())
 
 
 def _image_versions(content: FileContent) -> Iterator[StatedVersion]:

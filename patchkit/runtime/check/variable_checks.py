@@ -26,10 +26,10 @@ from patchkit.runtime.rules.releases import (
     read_env_data,
     vllm_variables,
 )
-from patchkit.runtime.rules.rule import Situation, select_entries
+from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
-from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
+from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
     AllowedValues,
@@ -61,7 +61,7 @@ class _Reader:
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables that rules advise against, and variables that no program reads."""
-    avoids_by_name = _group_avoids(checked.situation)
+    avoids = select_entries(load_variable_rules().avoids, checked.situation)
     readers = _make_readers(checked)
     other_names = other_variables()
 
@@ -78,7 +78,9 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         # If the file uses the variable itself and no project has one of that name, rules do not
         # apply: the file may use the name for anything.
         is_of_file = is_used and not reader and name not in other_names
-        advised = [] if is_of_file else _find_avoids(variable, avoids_by_name)
+        may_be_judged = variable.is_literal and not is_of_file
+        named = [rule for rule in avoids if may_be_judged and name in rule.variables]
+        advised = [rule for rule in named if rule.matches(variable.value)]
         for rule in advised:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
@@ -86,27 +88,6 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         # Advice about a variable replaces the finding that no program reads it.
         if reader and not advised:
             yield from _check_reader(variable, reader, checked, is_used=is_used)
-
-
-def _group_avoids(situation: Situation) -> Mapping[str, Sequence[Avoid]]:
-    """Return variable → the rules against it that apply in a situation."""
-    avoids_by_name: dict[str, list[Avoid]] = {}
-
-    for avoid in select_entries(load_variable_rules().avoids, situation):
-        for name in avoid.variables:
-            avoids_by_name.setdefault(name, []).append(avoid)
-
-    return avoids_by_name
-
-
-def _find_avoids(
-    variable: Assignment, avoids_by_name: Mapping[str, Sequence[Avoid]]
-) -> list[Avoid]:
-    """Return the rules against a variable with its value; none if the value is not literal."""
-    if not variable.is_literal:
-        return []
-    rules = avoids_by_name.get(variable.name, ())
-    return [rule for rule in rules if rule.matches(variable.value)]
 
 
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:

@@ -170,14 +170,12 @@ def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
         parts = match.groupdict()
 
         if parts.get("quoted") is not None:
-            variables[parts["name"]] = _unquote(kind, parts["quoted"])
+            pieces = _PIECES.findall(parts["quoted"])
+            value = "".join(inner or sign for inner, sign in pieces)
+            if kind is Format.SYSTEMD:
+                value = re.sub(r"\\(.)", r"\1", parts["quoted"])
+            variables[parts["name"]] = value
         elif parts.get("plain") is not None:
             variables[parts["name"]] = parts["plain"]
 
     return variables
-
-
-def _unquote(kind: Format, quoted: str) -> str:
-    if kind is Format.SYSTEMD:
-        return re.sub(r"\\(.)", r"\1", quoted)
-    return "".join(inner or sign for inner, sign in _PIECES.findall(quoted))

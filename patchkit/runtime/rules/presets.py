@@ -179,19 +179,6 @@ def load_presets() -> tuple[Preset, ...]:
     return tuple(map(_complete_preset, presets.values()))
 
 
-def split_settings(
-    settings: Values,
-) -> tuple[dict[str, str | bool], dict[str, str]]:
-    """Return the flags and the variables among settings. A flag without a value becomes True."""
-    flags = {
-        row: value or True for row, value in settings.items() if row.startswith("-")
-    }
-    variables = {
-        row: value for row, value in settings.items() if not row.startswith("-")
-    }
-    return flags, variables
-
-
 def _complete_preset(preset: Preset) -> Preset:
     """Return a preset with what upstream's recipe adds to it.
 
@@ -201,13 +188,15 @@ def _complete_preset(preset: Preset) -> Preset:
     if recipe is None:
         return preset
 
-    flags, variables = split_settings(
-        {
-            name: value
-            for name, value in recipe.settings.items()
-            if not preset.reason(name, value)
-        }
-    )
+    flags: dict[str, str | bool] = {}
+    variables = {}
+    for name, value in recipe.settings.items():
+        if preset.reason(name, value):
+            continue
+        if name.startswith("-"):
+            flags[name] = value or True
+        else:
+            variables[name] = value
 
     precision = recipe.about.get("precision", "")
     if precision not in CHOICES["quantization"]:

@@ -242,10 +242,6 @@ class Fit:
     fitting_nodes: int
 
     @property
-    def is_enough(self) -> bool:
-        return 0 < self.fitting_nodes <= self.nodes
-
-    @property
     def left_gib(self) -> float:
         """Return the GiB that a node has left beside its part of the weights."""
         return self.room_gib - self.weights_gib / self.nodes
@@ -285,7 +281,7 @@ def measure_fit(
 
 def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
     """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
-    if fit.is_enough:
+    if 0 < fit.fitting_nodes <= fit.nodes:
         return
 
     pool = request.memory
