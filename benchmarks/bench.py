@@ -156,7 +156,7 @@ def measure_inspection(folder: Path, runs: int) -> None:
 def member(wheel: dict, name: str, folder: Path) -> Path:
     """A file of a wheel from the package index."""
     entry = LockEntry(
-        *(wheel[key] for key in ("version", "filename", "sha256", "size"))
+        **{key: wheel[key] for key in ("version", "filename", "sha256", "size")}
     )
     with zipfile.ZipFile(
         fetch(wheel["project"], entry.version, {entry.version: entry})

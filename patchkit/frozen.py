@@ -1,9 +1,13 @@
-"""Define a decorator for records: frozen dataclasses with slots and keyword-only fields."""
+"""Define a decorator for records: frozen dataclasses with slots and keyword-only fields.
+
+All records share the functions below. ``dataclass`` would compile six functions for each class,
+which takes 0.3 ms for a class and a fifth of the time of `patchkit env`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -13,4 +17,59 @@ T = TypeVar("T")
 )
 def frozen(cls: type[T]) -> type[T]:
     """Make a class a record: a dataclass that is frozen, has slots, and takes fields by name."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    for name, function in _SHARED.items():
+        setattr(cls, name, function)
+    return dataclass(init=False, repr=False, eq=False, slots=True, kw_only=True)(cls)
+
+
+def _set_fields(record: Any, /, **values: Any) -> None:
+    missing = []
+    for entry in fields(record):
+        if entry.name in values:
+            value = values.pop(entry.name)
+        elif entry.default_factory is not MISSING:
+            value = entry.default_factory()
+        else:
+            value = entry.default
+        if value is MISSING:
+            missing.append(entry.name)
+        object.__setattr__(record, entry.name, value)
+
+    call = f"{type(record).__name__}.__init__()"
+    if values:
+        raise TypeError(f"{call} got an unexpected keyword argument {min(values)!r}")
+    if missing:
+        raise TypeError(f"{call} lacks {', '.join(missing)}")
+    if check := getattr(record, "__post_init__", None):
+        check()
+
+
+def _content(record: Any) -> dict[str, Any]:
+    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
+
+
+def _is_equal(record: Any, other: object) -> bool:
+    return type(other) is type(record) and _content(record) == _content(other)
+
+
+def _hash(record: Any) -> int:
+    return hash((*_content(record).values(),))
+
+
+def _show(record: Any) -> str:
+    pairs = (f"{name}={value!r}" for name, value in _content(record).items())
+    return f"{type(record).__qualname__}({', '.join(pairs)})"
+
+
+def _refuse(_record: Any, name: str, _value: object = None) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+_SHARED = {
+    "__init__": _set_fields,
+    "__eq__": _is_equal,
+    "__hash__": _hash,
+    "__repr__": _show,
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+}

@@ -103,7 +103,12 @@ def _described(
         response.raise_for_status()
         # Without a length int() raises ValueError, which index_client turns into its error.
         size = int(response.headers.get("Content-Length", ""))
-    return LockEntry(version, file.filename, file.digests["sha256"], size)
+    return LockEntry(
+        version=version,
+        filename=file.filename,
+        sha256=file.digests["sha256"],
+        size=size,
+    )
 
 
 def render_lock(entries: Iterable[LockEntry], kind: str = "sdist") -> str:

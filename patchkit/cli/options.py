@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Option, Verb, flag, option, with_options
 from patchkit.errors import UsageError
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
@@ -151,7 +152,7 @@ _REQUEST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Selection:
     """The fixes and the device of a command line; options that are not given are None or empty."""
 
@@ -195,8 +196,8 @@ def request_options(verb: Verb) -> Verb:
 
     @functools.wraps(verb)
     def wrapped(**options: Any) -> Any:
-        fields = {name: options.pop(name) for name in Selection.__slots__}
-        return verb(selection=Selection(**fields), **options)
+        chosen = {entry.name: options.pop(entry.name) for entry in fields(Selection)}
+        return verb(selection=Selection(**chosen), **options)
 
     return with_options(*_REQUEST)(wrapped)
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,7 +72,7 @@ class LedgerRequest:
         return fields
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LedgerVerdict:
     """A verdict in the ledger; ``severity`` is "" if the verdict has none."""
 

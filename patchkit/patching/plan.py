@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 from packaging.version import Version
@@ -140,7 +140,7 @@ def patch_steps(
             tree = after
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Expectation:
     """What the version table says about a fix in a release, before the code is read.
 

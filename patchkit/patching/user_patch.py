@@ -16,6 +16,7 @@ from patchkit.edit.splice import Edit, line_of
 from patchkit.edit.text import new_file
 from patchkit.errors import DriftError, UsageError
 from patchkit.follow import Completed
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
 from patchkit.reading import read_text
 from patchkit.source.git import call_git_alone
@@ -55,7 +56,7 @@ _FAR = "999999999"  # a line after the end of every file
 _LINE_NUMBERS = re.compile(r"^@@ -(?:[2-9]|\d\d+)(,\d+)? \+\d+(,\d+)? @@", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileDiff:
     """The part of a diff that is about one file.
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 from patchkit import errors
 from patchkit.durable.paths import PlainPath
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.frozen import frozen
 from patchkit.proof import upstream_code
 from patchkit.proof.child_process import Limits, forked
 from patchkit.proof.sandbox import Box, box_for
@@ -59,7 +60,7 @@ class _Raised:
     hint: Utf8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ChildAnswer:
     """The whole reply of a child. Do not trust it: upstream's code may have written it.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -93,7 +93,7 @@ def guess_release(spec: str, projects: Iterable[str]) -> str:
     return f"did you mean {releases}?" if releases else ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LockEntry:
     """A file of a release in a lock: ``sha256`` in lower-case hex, ``size`` in bytes."""
 

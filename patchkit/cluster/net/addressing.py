@@ -258,7 +258,7 @@ def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
         raise refusal("net-small", network=network, nodes=nodes, last=last_host)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Cable:
     """The cable of a cage.
 

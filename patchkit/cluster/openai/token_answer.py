@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from patchkit.cluster.agent import group_script
 from patchkit.foreign import whole_number
-from patchkit.frozen import frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer
 
 _FEW = 16  # tokens: the first ones of some models are special tokens without text
@@ -26,7 +27,7 @@ _ERRORS = (
 )
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAnswer(PathAnswer):
     """The answer to a request for tokens. ``fields`` are the names of the fields that hold text.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import Situation
@@ -133,7 +134,7 @@ class Assignment:
         return mask_secrets(f"{shorten(self.name)}={shorten(self.value)}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GivenFlag:
     """A flag of a command, or of a variable that keeps flags for a script.
 

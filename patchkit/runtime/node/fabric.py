@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network
 from operator import attrgetter
 
@@ -23,7 +22,7 @@ from patchkit.runtime.host.host import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Port:
     """An active RDMA device whose interface ``netdev`` has an IPv4 address, as RoCE v2 needs.
 

@@ -8,7 +8,6 @@ import posixpath
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from patchkit.frozen import frozen
 from patchkit.recipes.vllm import kit
 
 _HOME = Path(__file__).parents[1] / "moe_configs"
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[\w=][\w=,.\[\]-]{,200}", re.ASCII)
 Key = tuple[int, int, str | None, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Config:
     """An entry of ``index.toml``."""
 

@@ -138,7 +138,7 @@ def wheels() -> list[dict]:
 def unpack_wheel(wheel: dict, folder: Path) -> None:
     print(f"headers and tools: {wheel['filename']}")
     entry = LockEntry(
-        *(wheel[key] for key in ("version", "filename", "sha256", "size"))
+        **{key: wheel[key] for key in ("version", "filename", "sha256", "size")}
     )
     with zipfile.ZipFile(
         fetch(wheel["project"], entry.version, {entry.version: entry})

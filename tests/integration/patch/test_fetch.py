@@ -73,7 +73,10 @@ class Index(LocalServer):
         super().__init__(partial(Handler, directory=str(folder)))
         self.folder, self.address = folder, f"127.0.0.1:{self.server_port}"
         self.entry = LockEntry(
-            "1.0", NAME, hashlib.sha256(sdist()).hexdigest(), len(sdist())
+            version="1.0",
+            filename=NAME,
+            sha256=hashlib.sha256(sdist()).hexdigest(),
+            size=len(sdist()),
         )
         self.lock = {"1.0": self.entry}
 

@@ -40,7 +40,9 @@ KINDS = {"elf": "sass", "ptx": "ptx", "nvvm": "lto"}
 def wheel_of(fetched):
     """The wheel of a row of the table."""
     keys = ("version", "filename", "sha256", "size")
-    return lambda row: fetched(row["project"], LockEntry(*(row[key] for key in keys)))
+    return lambda row: fetched(
+        row["project"], LockEntry(**{key: row[key] for key in keys})
+    )
 
 
 @pytest.fixture(scope="module")

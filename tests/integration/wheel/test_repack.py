@@ -89,7 +89,12 @@ def known(monkeypatch):
     """Make a file known to the lock, as if it were upstream's."""
 
     def lock(wheel, cpu="aarch64"):
-        entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
+        entry = LockEntry(
+            version=VERSION,
+            filename=wheel.name,
+            sha256=sha256(wheel),
+            size=wheel.stat().st_size,
+        )
         monkeypatch.setattr(
             repack_origin, "upstream_wheels", lambda _project, _cpu: {VERSION: entry}
         )

@@ -1,0 +1,52 @@
+"""A record behaves as a frozen dataclass does, though it shares its functions with all others."""
+
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
+
+import pytest
+
+from patchkit.frozen import frozen
+
+
+class Fields:
+    name: str
+    size: int = 1
+    rows: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError("negative")
+
+
+Plain = dataclass(frozen=True, slots=True, kw_only=True)(
+    type("Fields", (Fields,), dict(vars(Fields)))
+)
+Record = frozen(type("Fields", (Fields,), dict(vars(Fields))))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda kind: repr(kind(name="a", size=2)),
+        lambda kind: asdict(replace(kind(name="a", rows=[1]), size=3)),
+        lambda kind: kind(name="a") == kind(name="a", size=1),
+        lambda kind: kind(name="a") == kind(name="b"),
+        lambda kind: kind(name="a") == "a",
+        lambda kind: hash(kind(name="a", rows=())) == hash(kind(name="a", rows=())),
+        lambda kind: kind(name="a").rows is kind(name="a").rows,
+        lambda kind: kind(size=1),
+        lambda kind: kind(name="a", sized=1),
+        lambda kind: kind("a"),
+        lambda kind: kind(name="a", size=-1),
+        lambda kind: hash(kind(name="a")),
+        lambda kind: setattr(kind(name="a"), "name", "b"),
+        lambda kind: delattr(kind(name="a"), "name"),
+    ],
+)
+def test_as_a_frozen_dataclass(act):
+    outcomes = []
+    for kind in (Plain, Record):
+        try:
+            outcomes.append(act(kind))
+        except (TypeError, ValueError, FrozenInstanceError) as error:
+            outcomes.append(type(error))
+    assert outcomes[0] == outcomes[1]
