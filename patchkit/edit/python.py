@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from patchkit.reading import parse_python
 if TYPE_CHECKING:
     # libcst takes longer to import than a whole `patchkit fixes`, which parses nothing.
     import libcst as cst
+    from libcst.metadata import CodeSpan
 
 _SHELL = "class _:\n"  # makes an indented function a module of its own
 
@@ -44,13 +45,11 @@ def swap(
     Raises DriftError unless exactly one of ``before`` and ``after`` is found, and once; AbsentError
     if the scope is missing.
     """
-    import libcst as cst
-
     definition = _find_definition(path, text, scope)
     spans = _find_spans(text, definition, before)
     done = _find_spans(text, definition, after)
     # ``after`` contains ``before`` if it inserts code beside it.
-    kept = _equal_runs(cst.parse_module(_dedent_code(after)), before)
+    kept = _equal_runs(_spans_by_node(_dedent_code(after)), before)
     if len(done) == 1 and len(spans) == len(kept):
         return []
 
@@ -161,37 +160,43 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
 
 def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
     """Return the spans of a definition whose syntax tree equals that of ``code``."""
-    import libcst as cst
-    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
-
     start = _line_offset(text, definition.lineno)
     stop = _line_offset(text, (definition.end_lineno or 0) + 1)
     segment = text[start:stop].rstrip("\n") + "\n"
     shell = _SHELL if segment[:1] in " \t" else ""
     source = shell + segment
-    # libcst copies a tree in case a node is in it twice, which a parsed module never has.
-    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-    positions = wrapper.resolve(ByteSpanPositionProvider)
+    positions = _spans_by_node(source)
 
     # libcst counts bytes of UTF-8; an Edit counts code points.
     data = source.encode()
     shift = start - len(shell)
     spans = []
-    for run in _equal_runs(wrapper.module, code):
+    for run in _equal_runs(positions, code):
         first = positions[run[0]]
         last = positions[run[-1]]
         begin = len(data[: first.start].decode())
         end = len(data[: last.start + last.length].decode())
         spans.append((begin + shift, end + shift))
-    return spans
+    return sorted(spans)
 
 
-def _equal_runs(module: cst.Module, code: str) -> list[Sequence[cst.CSTNode]]:
+# Cached, since `swap` looks for two pieces of code in one scope.
+@lru_cache(maxsize=16)
+def _spans_by_node(code: str) -> Mapping[cst.CSTNode, CodeSpan]:
+    """Return every node of the syntax tree of ``code``, with its span in bytes."""
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+
+    # libcst copies a tree in case a node is in it twice, which a parsed module never has.
+    wrapper = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True)
+    return wrapper.resolve(ByteSpanPositionProvider)
+
+
+def _equal_runs(nodes: Iterable[cst.CSTNode], code: str) -> list[Sequence[cst.CSTNode]]:
     """Return each run of nodes that equals ``code``: one expression, or consecutive statements."""
     import libcst as cst
 
     pattern: Sequence[cst.CSTNode] = cst.parse_module(_dedent_code(code)).body
-    nodes = list(_walk_nodes(module))
     runs: list[Sequence[cst.CSTNode]] = []
     match pattern:
         case [cst.SimpleStatementLine(body=[cst.Expr(value=expression)])]:
@@ -216,12 +221,6 @@ def _windows(
 ) -> Iterator[Sequence[cst.CSTNode]]:
     for start in range(len(body) - length + 1):
         yield body[start : start + length]
-
-
-def _walk_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield node
-    for child in node.children:
-        yield from _walk_nodes(child)
 
 
 def _syntax_shape(code: str) -> str | None:
