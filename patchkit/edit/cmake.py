@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from patchkit.edit.splice import Edit, line_of
@@ -52,9 +53,9 @@ class Branch:
 class Command(NamedTuple):
     """A call of a command.
 
-    ``name`` is in lower case. The span leads from the name to the closing paren. ``block`` are the
-    branches around the call, outer ones first; an if, elseif, else or endif is not in the branches
-    that it begins or ends.
+    ``name`` is in lower case. The span leads from the name to the closing paren. ``values`` are the
+    texts of the arguments. ``block`` are the branches around the call, outer ones first; an if,
+    elseif, else or endif is not in the branches that it begins or ends.
     """
 
     name: str
@@ -62,12 +63,8 @@ class Command(NamedTuple):
     start: int
     stop: int
     arguments: tuple[Argument, ...]
+    values: tuple[str, ...]
     block: tuple[Branch, ...]
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """Return the texts of the arguments."""
-        return tuple(argument.value for argument in self.arguments)
 
 
 # The first class excludes $, since $(NAME) is the only way to have parens in an unquoted argument.
@@ -115,7 +112,9 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
         yield token
 
 
-def commands(text: str, path: str = "<cmake>") -> list[Command]:
+# Cached, since several fixes and proofs read the same build files.
+@lru_cache(maxsize=64)
+def commands(text: str, path: str = "<cmake>") -> tuple[Command, ...]:
     """Return all commands in order.
 
     Raises CMakeSyntaxError, also if a block is not closed, or is closed by another command.
@@ -149,7 +148,7 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
     if opened:
         opener, _latest = opened[-1]
         raise _error(path, opener.line, f"{opener.name} without its end{opener.name}")
-    return placed
+    return tuple(placed)
 
 
 def _branch_of(call: Command, former: Branch | None) -> Branch:
@@ -263,6 +262,7 @@ def _read_call(
                 start=name.start(),
                 stop=token.end(),
                 arguments=tuple(arguments),
+                values=tuple(argument.value for argument in arguments),
                 block=(),
             )
         if kind not in _BLANK:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
@@ -101,7 +100,7 @@ def _require_lists(groups: Iterable[Group], texts: Mapping[str, str]) -> None:
     """Raise DriftError if nothing sets the list of a group: CMake would silently not build it."""
     variables: set[str] = set()
     for path, text in texts.items():
-        for call in parsed(path, text):
+        for call in commands(text, path):
             if call.name in ("set", "list") or call.name.startswith("cuda_archs_"):
                 variables.update(call.values[:2])
 
@@ -120,12 +119,6 @@ def cmake_texts(tree: SourceTree) -> dict[str, str]:
     return {path: tree.read(path) for path in paths}
 
 
-@lru_cache(maxsize=64)
-def parsed(path: str, text: str) -> tuple[Command, ...]:
-    """Return the commands of a CMake file. The result is cached by path and text."""
-    return tuple(commands(text, path))
-
-
 def _is_build_file(path: str) -> bool:
     return path == ROOT_FILE or PurePosixPath(path).match(EXTERNAL_FILES)
 
@@ -139,7 +132,7 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
     if not _is_build_file(path):
         return
 
-    calls = parsed(path, text)
+    calls = commands(text, path)
     names = {call.name for call in calls}
     # Such a project's file uses the list only to decide whether to build the project.
     builds_itself = path != ROOT_FILE and GENCODE not in names

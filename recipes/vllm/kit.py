@@ -8,7 +8,6 @@ from patchkit.recipes.vllm.archs import (
     Group,
     cmake_texts,
     evaluate,
-    parsed,
 )
 from patchkit.recipes.vllm.attention import FA2, FA3, attention_code, flash_attention
 from patchkit.recipes.vllm.decisions import (

@@ -9,9 +9,15 @@ from operator import methodcaller
 
 from packaging.version import Version
 
-from patchkit.edit.cmake import Argument, Command, list_items, remove_list_items
+from patchkit.edit.cmake import (
+    Argument,
+    Command,
+    commands,
+    list_items,
+    remove_list_items,
+)
 from patchkit.patching.fix import Observation, found, places
-from patchkit.recipes.vllm.archs import INTERSECTION, parsed
+from patchkit.recipes.vllm.archs import INTERSECTION
 
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 MLA = "MLA_ARCHS"
@@ -51,7 +57,7 @@ class ArchList:
 @lru_cache(maxsize=64)
 def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
     """Return the arch lists of a file that a build with CUDA 13 reads, in the order of the file."""
-    calls = parsed(path, text)
+    calls = commands(text, path)
     lists = []
 
     for index, call in enumerate(calls):

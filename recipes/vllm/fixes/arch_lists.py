@@ -138,7 +138,7 @@ def _condition_units(
 
 def _hands_on(utils: str) -> bool:
     """Return whether a list that names the family hands on the arch as it was requested (0.19)."""
-    tests = (call for call in kit.parsed(_UTILS, utils) if call.name == "elseif")
+    tests = (call for call in kit.commands(utils, _UTILS) if call.name == "elseif")
     return any(test.values == ("_arch", "MATCHES", "f$") for test in tests)
 
 
