@@ -22,6 +22,8 @@ _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
 _SECONDS = 3.0  # for each program
 _LINES = 400  # of the kernel's log
 _LONGEST = 500  # characters of a line
+_JOURNALS = ("/var/log/journal", "/run/log/journal")
+_JOURNAL = "*/system.journal"
 _TROUBLE = (
     "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|Killed process|oom-kill|oom_reaper"
     "|temperature above|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
@@ -294,19 +296,13 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
     compiler = next(filter(None, compilers), "")
 
-    python = venv / "bin" / "python"
-    if not python.exists():
-        return Compilers(compiler=compiler)
-
     releases = (folder.name for folder in venv.glob("lib/python3.*"))
     release = next(releases, "")
     # The Python that made the venv comes first.
-    homes = (python.resolve().parents[1], venv)
+    homes = ((venv / "bin" / "python").resolve().parents[1], venv)
     headers = (home / "include" / release / "Python.h" for home in homes)
-    for header in headers:
-        if header.is_file():
-            return Compilers(compiler=compiler, python_h=str(header))
-    return Compilers(compiler=compiler)
+    python_h = next(filter(Path.is_file, headers), "")
+    return Compilers(compiler=compiler, python_h=str(python_h))
 
 
 def read_kernel_log() -> tuple[str, ...]:
@@ -326,7 +322,8 @@ def _read_kernel_text() -> str:
         return done.output
 
     reason = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
-    if not any(map(_has_readable_journal, ("/var/log/journal", "/run/log/journal"))):
+    journals = (file for home in _JOURNALS for file in Path(home).glob(_JOURNAL))
+    if not any(os.access(file, os.R_OK) for file in journals):
         access = "the journal of the system is for root and the group adm"
         raise UnreadError(f"{reason}; {access}")
 
@@ -336,11 +333,6 @@ def _read_kernel_text() -> str:
         silence = done.trouble or "has no line of the kernel"
         raise UnreadError(f"{reason}; journalctl: {silence}")
     return done.output
-
-
-def _has_readable_journal(folder: str) -> bool:
-    files = Path(folder).glob("*/system.journal")
-    return any(os.access(file, os.R_OK) for file in files)
 
 
 def gpu_state() -> GpuState:

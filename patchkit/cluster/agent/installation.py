@@ -164,7 +164,7 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     if lacking:
         require_rsync()
 
-    gpus = read_gpus(Reader(LIVE, None))
+    gpus = read_gpus(Reader(LIVE))
     return InstallState(
         store=str(store),
         installed=installed,

@@ -7,10 +7,8 @@ import shutil
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
-from pathlib import Path
 from typing import Literal
 
 from patchkit.cluster.ssh.ssh import (
@@ -23,6 +21,7 @@ from patchkit.follow import Completed
 from patchkit.foreign import read_json
 from patchkit.frozen import frozen
 from patchkit.process import attempt
+from patchkit.runtime.host.machine_root import LIVE, Reader
 
 HEADERS = 28
 """Bytes of the headers of IPv4 (20) and ICMP (8); the largest payload of a ping is the MTU less."""
@@ -163,23 +162,10 @@ def _try_way(address: str) -> Way:
         gateway = str(route.get("gateway", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
         silence = done.trouble or "ip says nothing about the route"
-        return Way(
-            address=address,
-            said=silence,
-        )
+        return Way(address=address, said=silence)
 
-    mtu = 0
-    with suppress(OSError, ValueError):
-        file = Path("/sys/class/net", netdev, "mtu")
-        mtu = int(file.read_text(encoding="ascii"))
-    return _ping(
-        Way(
-            address=address,
-            netdev=netdev,
-            gateway=gateway,
-            mtu=mtu,
-        )
-    )
+    mtu = Reader(LIVE).number(f"sys/class/net/{netdev}/mtu") or 0
+    return _ping(Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu))
 
 
 def _ping(way: Way) -> Way:

@@ -29,7 +29,7 @@ from patchkit.foreign import read_json
 from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.reading import read_text
-from patchkit.records import RecordError
+from patchkit.records import RecordError, record
 from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
@@ -116,14 +116,17 @@ def look_at_node(
     venv_folder = environment_of(link)
     python = venv_folder / "bin" / "python"
     has_venv = not image and os.access(python, os.X_OK)
-    image_facts = look_at_image(**image) if image else None
-
     host = probe(
         LIVE,
         python=str(python) if has_venv else None,
         environment=os.environ,
     )
-    if image_facts:
+    ptxas = find_ptxas(LIVE, os.environ)
+
+    image_facts = None
+    if image:
+        image_facts = look_at_image(**image)
+        ptxas = image_facts.contents.ptxas
         host = replace(host, software=image_facts.contents.software)
 
     user = pwd.getpwuid(os.getuid()).pw_name
@@ -141,9 +144,7 @@ def look_at_node(
         memlock=_read_memlock(),
         systemd=_systemd_version(),
         persistent_journal=Path("/var/log/journal").is_dir(),
-        ptxas=image_facts.contents.ptxas
-        if image_facts
-        else find_ptxas(LIVE, os.environ),
+        ptxas=ptxas,
         image=image_facts,
         has=tuple(installed),
         files=read_placed(config_folder(name)),
@@ -300,12 +301,12 @@ def model_print(folder: str) -> ModelPrint:
     if check.errors:
         problem = f"{check.errors[0].where} {check.errors[0].what}"
 
-    record = None
+    pin = None
     with suppress(RecordError):
-        record = read_record(path)
+        pin = read_record(path)
 
     sizes, _broken = list_files(path)
-    parts = record.files if record else set(filter(is_loaded, sizes))
+    parts = pin.files if pin else set(filter(is_loaded, sizes))
     loaded = {name: size for name, size in sizes.items() if name in parts}
 
     weights = [size for name, size in sizes.items() if is_safetensors(name)]
@@ -318,7 +319,7 @@ def model_print(folder: str) -> ModelPrint:
         folder=str(path),
         problem=problem,
         weights=sum(weights),
-        commit=record.commit if record else "",
+        commit=pin.commit if pin else "",
         files=len(rows),
         size=sum(loaded.values()),
         digest=digest("\n".join(rows)),
@@ -328,13 +329,7 @@ def model_print(folder: str) -> ModelPrint:
 
 def _read_architectures(folder: Path) -> tuple[str, ...]:
     """Return the classes in a model's config, () if they cannot be read."""
-    names = None
-    odd = (OSError, ValueError, LookupError, TypeError, PatchkitError)
-    with suppress(*odd):
+    with suppress(PatchkitError, ValueError, LookupError, TypeError):
         config = read_text(folder / "config.json", limit=_SMALL)
-        names = read_json(config)["architectures"]
-
-    if not isinstance(names, list):
-        return ()
-    classes = [name for name in names[:_CLASSES] if isinstance(name, str)]
-    return tuple(classes)
+        return record(tuple[str, ...], read_json(config)["architectures"])[:_CLASSES]
+    return ()

@@ -11,7 +11,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.health import gpu_state
+from patchkit.cluster.agent.health import GpuState, gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
@@ -96,10 +96,7 @@ class NodeState:
 
     def unit(self, name: str) -> UnitState | None:
         """Return the state of the unit ``name``, None if ``units`` does not have it."""
-        for unit in self.units:
-            if unit.unit == name:
-                return unit
-        return None
+        return next((unit for unit in self.units if unit.unit == name), None)
 
 
 def read_node_state(name: str, units: Sequence[str]) -> NodeState:
@@ -108,7 +105,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     ``units`` are the names of its units here, the rank's first; on the head the unit that watches
     the server is last. Raises HostError if systemd does not answer.
     """
-    gpu = None
+    gpu = GpuState(celsius=None, watts=None)
     with suppress(ToolUnavailable):  # nvidia-smi is missing
         gpu = gpu_state()
 
@@ -116,9 +113,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     successor, image = look_at_served(settings)
     # Only the head's settings have the URL of a server.
     url = settings.get("url")
-    listeners = []
-    if isinstance(url, str):
-        listeners = strangers(url, units[0], name)
+    listeners = strangers(url, units[0], name) if isinstance(url, str) else []
     states = tuple(unit_states(units))
     return NodeState(
         units=states,
@@ -133,10 +128,10 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         successor=successor,
         image=image,
         frozen=_last_kill_of_watch(units[-1]) if len(units) > 1 else "",
-        memory=read_memory(Reader(LIVE, None)),
+        memory=read_memory(Reader(LIVE)),
         troubles=look_for_troubles(settings),
-        celsius=gpu.celsius if gpu else None,
-        watts=gpu.watts if gpu else None,
+        celsius=gpu.celsius,
+        watts=gpu.watts,
     )
 
 
@@ -325,7 +320,7 @@ def _wait_until_settled(name: str) -> None:
     deadline = time.monotonic() + _SETTLES
     former = -1
     while time.monotonic() < deadline:
-        room = read_memory(Reader(LIVE, None))
+        room = read_memory(Reader(LIVE))
         free = room.available if room else 0
         is_settled = free <= former >= 0
         if is_settled and not any(group_processes(name)):
