@@ -173,6 +173,7 @@ _PARTS = (
     "runtime/python/*.py",
     "runtime/rules/__init__.py",
     "runtime/rules/releases.py",
+    "runtime/rules/vllm_names.py",
     "cluster/__init__.py",
     "cluster/agent/*.py",
     "cluster/models/*.py",
