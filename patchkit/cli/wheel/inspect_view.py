@@ -26,11 +26,11 @@ from patchkit.cli.render import (
 from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
 from patchkit.unreached import known_dispatch
-from patchkit.wheel.device.first_use import first_use_phrase
 from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
     Binary,
+    first_use_phrase,
     inspect_file,
     inspect_wheel,
 )

@@ -30,7 +30,7 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.target import DEFAULT_TARGET, Target, targets
-from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
+from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
 from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries

@@ -17,11 +17,11 @@ from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
 from patchkit.wheel.device.fatbin import CodeEntry
-from patchkit.wheel.device.first_use import jit_entries
 from patchkit.wheel.device.inspect import (
     Binary,
     inspect_file,
     inspect_wheel,
+    jit_entries,
 )
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile

@@ -17,8 +17,7 @@ from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
-from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import Binary, best_reach, inspect_file
+from patchkit.wheel.device.inspect import Binary, best_reach, inspect_file, jit_entries
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.native.assemble import Assembler, Job, Task
 from patchkit.wheel.native.relink import replace_device_code

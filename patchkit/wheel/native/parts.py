@@ -18,8 +18,7 @@ from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch
-from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.inspect import Binary, inspect_wheel, jit_entries
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile

@@ -33,7 +33,7 @@ from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, toolkits
 from patchkit.unreached import Dispatch, known_dispatch
 from patchkit.wheel.build.machine import staging
-from patchkit.wheel.device.first_use import first_use_phrase
+from patchkit.wheel.device.inspect import first_use_phrase
 from patchkit.wheel.device.libraries import (
     Judged,
     Use,

@@ -26,8 +26,7 @@ from patchkit.finding import Finding, finding
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.target import Target
-from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import prove_exact
+from patchkit.wheel.device.inspect import jit_entries, prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import find_faults

@@ -23,8 +23,7 @@ from patchkit.process import run
 from patchkit.target import targets
 from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
-from patchkit.wheel.device.first_use import jit_entries
-from patchkit.wheel.device.inspect import inspect_file
+from patchkit.wheel.device.inspect import inspect_file, jit_entries
 from patchkit.wheel.native import schedule
 from patchkit.wheel.native.assemble import Job, Task, read_ptx
 from patchkit.wheel.native.make import make_native
