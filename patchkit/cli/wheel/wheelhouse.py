@@ -50,12 +50,11 @@ from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.runtime.envfile.write import write
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.wheelhouse.containerfile import (
     CACHE_HOME,
-    build_lines,
+    build_commands,
     check_image,
     containerfile,
 )
@@ -248,13 +247,10 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
 
 @wheelhouse_command.command("override")
 @click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
-@option("--reason TEXT", "Why, in one line.", default="")
 @option("--remove PROJECT", "Remove the override of a project.")
 @house_option
 @rendered
-def override_pin(
-    pin: str | None, reason: str, remove: str | None, house: Path
-) -> Blocks:
+def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
     """Take another version than a wheel pins, on the record.
 
     Without a pin: list the recorded overrides, and those that known bugs suggest.
@@ -271,8 +267,6 @@ def override_pin(
     if pin and remove:
         what = "a pin and --remove exclude each other"
         raise UsageError(what, hint="say one of them")
-    if reason and not pin:
-        raise UsageError("--reason is for a pin", hint="name it: PROJECT==VERSION")
 
     # This raises first if there is no wheelhouse, or a change of it is unfinished.
     overrides = load_manifest(house).overrides
@@ -284,7 +278,7 @@ def override_pin(
             hint = "for example nvidia-nccl-cu13==2.30.7"
             raise UsageError(what, hint=hint) from None
 
-        override = choose_override(house, exact, reason)
+        override = choose_override(house, exact)
         is_new = record_override(house, override)
         state = "recorded" if is_new else "recorded already"
     elif remove:
@@ -427,23 +421,19 @@ def export_command() -> None:
 )
 @flag("--unpinned", "Accept a base without a digest.")
 @house_option
-@option("-o", "--output", "Default: standard output.", type=PATH)
-@flag("--force", "Replace a FILE with another content.")
 @rendered
-def write_containerfile(
-    base: str, unpinned: bool, house: Path, output: Path | None, force: bool
-) -> Blocks:
+def write_containerfile(base: str, unpinned: bool, house: Path) -> Blocks:
     """Write the Containerfile of an image with the wheelhouse, for docker, podman and buildah.
 
     \b
-      patchkit export containerfile --base ubuntu:24.04@sha256:… -o Containerfile
+      patchkit export containerfile --base ubuntu:24.04@sha256:… > Containerfile
     """
     check_image(base, pinned=not unpinned)
     manifest = load_manifest(house)
     vllm = manifest.version_of("vllm")
     caches = cache_variables(CACHE_HOME, vllm) if vllm else {}
     made = containerfile(manifest, base, house.as_posix(), caches)
-    builds = list(build_lines(made.platform, output or Path("Containerfile")))
+    builds = build_commands(made.platform)
     yield Record(
         {
             "containerfile": made.text,
@@ -451,18 +441,7 @@ def write_containerfile(
             "build": builds,
         }
     )
-    if output is None:
-        yield Data(made.text)
-        return
-
-    outcome = write(
-        output,
-        made.text,
-        force=force,
-        private=False,
-        by="patchkit export",
-    )
-    yield GOOD + f"{output} {outcome}: {made.platform}"
+    yield Data(made.text)
 
     tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
     for words in builds:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from string import Template
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES
+from patchkit.records import RECIPES, read_toml
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
 # CPU of a wheelhouse → platform of an image.
 PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}
-_IMAGE = "vllm-wheelhouse"
 CACHE_HOME = "/home/vllm/.cache/patchkit"
 """The folder in the image for the caches of its user."""
 _NCCL = "nvidia-nccl-cu13"
@@ -136,16 +134,11 @@ def _smoke_test(projects: Collection[str]) -> str:
     return "; ".join(statements) or "pass"
 
 
-def build_lines(platform: str, file: Path) -> Iterator[list[str]]:
-    """Yield the command of each builder (docker, podman, buildah), to be run in the context.
+def build_commands(platform: str) -> list[list[str]]:
+    """Return the command of each builder (docker, podman, buildah), to be run in the context.
 
-    All files get the date 1970-01-01, so that the same wheelhouse makes the same layers.
+    They are those of ``recipes/export/builders.toml``.
     """
-    named = ["--platform", platform, "--file", str(file), "--tag", _IMAGE]
-
-    output = "type=docker,rewrite-timestamp=true"
-    epoch = ["--build-arg", "SOURCE_DATE_EPOCH=0"]
-
-    yield ["docker", "buildx", "build", *named, *epoch, "--output", output, "."]
-    yield ["podman", "build", *named, "--timestamp", "0", "."]
-    yield ["buildah", "build", *named, "--timestamp", "0", "."]
+    table = RECIPES / "export" / "builders.toml"
+    commands = read_toml(tuple[tuple[str, ...], ...], table, key="commands")
+    return [[word.format(platform=platform) for word in words] for words in commands]

@@ -23,7 +23,6 @@ from patchkit.wheel.wheelhouse.storage import (
     USER,
     Manifest,
     Override,
-    check_one_line,
     commit_files,
     listed_manifest,
     open_for_writing,
@@ -32,13 +31,13 @@ from patchkit.wheel.wheelhouse.storage import (
 )
 
 
-def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
+def choose_override(house: Path, takes: ExactPin) -> Override:
     """Return the override with which a wheelhouse takes ``takes`` in the place of what it pins.
 
-    If the user gives no reason, it is a known bug of the pinned release, if there is one. Raises
-    UsageError if no wheel pins the project or several differ, if the version is not later than the
-    pinned one, if the reason is not one line, or for a project that others are compiled against,
-    such as torch; SourceError if the recipe refuses this NCCL.
+    The reason is a known bug of the pinned release, if there is one. Raises UsageError if no wheel
+    pins the project or several differ, if the version is not later than the pinned one, or for a
+    project that others are compiled against, such as torch; SourceError if the recipe refuses this
+    NCCL.
     """
     pins = pins_in(house)
 
@@ -66,7 +65,7 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
         takes=takes,
         pin=pinned.pin,
         by=pinned.by,
-        reason=_checked_reason(reason) or _known_reason(pins, pinned.pin),
+        reason=_known_reason(pins, pinned.pin),
         word=USER,
     )
 
@@ -92,25 +91,12 @@ def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
     return pin
 
 
-def _checked_reason(reason: str) -> str:
-    """Return the reason unchanged. Raises UsageError if it is not one short, printable line."""
-    if not reason:
-        return ""
-    try:
-        check_one_line(reason)
-    except ValueError as error:
-        raise UsageError(
-            f"--reason {reason!r}: {error}", hint="say it in one line"
-        ) from None
-    return reason
-
-
 def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
-    """Return the known bug of the pinned release as a reason, or words for an unknown reason."""
+    """Return the known bug of the pinned release as a reason, or words for none."""
     for override in known_overrides(pins, ()):
         if override.pin == pin:
             return override.reason
-    return "no reason was given"
+    return "no bug of it is known"
 
 
 def record_override(house: Path, override: Override) -> bool:

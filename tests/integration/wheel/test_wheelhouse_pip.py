@@ -185,10 +185,8 @@ def test_the_whole_way_around_a_pin(world, built, fill, call, house, node):
         ([f"nvidia-nccl-cu13=={LATER}"], "is no release later than 2.28.9"),
         (["nvidia-nccl-cu13>=2.30"], "is not a pin, PROJECT==VERSION"),
         (["torch==2.14.0"], "was compiled against torch==2.11.0"),
-        ([PIN, "--reason", "a\nb"], "is not one line"),
         ([PIN, "--remove", "torch"], "exclude each other"),
         (["--remove", "nvidia-nccl-cu13"], "there is no override of nvidia-nccl-cu13"),
-        (["--reason", "because"], "--reason is for a pin"),
         ([PIN, "--dir", "elsewhere"], "elsewhere: no such folder"),
     ],
 )

@@ -11,7 +11,7 @@ from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.containerfile import (
     CACHE_HOME,
-    build_lines,
+    build_commands,
     check_image,
     containerfile,
 )
@@ -96,5 +96,6 @@ def test_an_image_is_named_by_its_digest():
 
 
 def test_each_builder_has_a_line():
-    lines = build_lines("linux/arm64", Path("C"))
-    assert [words[0] for words in lines] == ["docker", "podman", "buildah"]
+    commands = build_commands("linux/arm64")
+    assert [words[0] for words in commands] == ["docker", "podman", "buildah"]
+    assert all("linux/arm64" in words and words[-1] == "." for words in commands)
