@@ -90,9 +90,7 @@ def test_an_override_lets_one_wheel_pass_and_nothing_else(built, house):
     nccl(built, "2.30.7+gb10.a1")
     vllm(built)
     assert len(found(house)) == 1
-    record_override(
-        house, choose_override(house, ExactPin("nvidia-nccl-cu13==2.30.7"), "because")
-    )
+    record_override(house, choose_override(house, ExactPin("nvidia-nccl-cu13==2.30.7")))
     done = verify_wheelhouse(house)
     assert (done.findings, done.offers) == ((), ())
     assert [str(each.takes) for each in done.overrides] == ["nvidia-nccl-cu13==2.30.7"]
