@@ -29,6 +29,7 @@ from patchkit.cli.render import (
     option,
     rendered,
 )
+from patchkit.errors import UsageError
 from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
@@ -115,8 +116,12 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
         yield GOOD + f"on {target.title} nothing is compiled at first use"
     else:
         yield "nothing here holds device code"
-    if any(library.writable for library in libraries):
+    if not _is_library(path) and any(library.writable for library in libraries):
         yield next_verb("native", path, "--write", where="to compile it now")
+
+
+def _is_library(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".whl"
 
 
 def _library_row(library: DeviceLibrary) -> Row:
@@ -133,6 +138,12 @@ def _library_row(library: DeviceLibrary) -> Row:
 def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
     """Assemble the PTX of an environment in place, or of a wheel into a new one."""
     new_file = None
+    if _is_library(path):
+        raise UsageError(
+            f"{path}: --write takes a wheel or an environment, not a library alone",
+            hint="name the wheel that holds it, or the environment where it is installed",
+        )
+
     with progress() as report:
         assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
         if path.is_dir():

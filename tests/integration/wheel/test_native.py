@@ -75,6 +75,16 @@ def test_a_wheel(cli, tmp_path, wheel):
     cli("native", made, "--write", rc=2)
 
 
+def test_a_library_alone_is_listed_and_not_written(cli, tmp_path):
+    library = tmp_path / "ours.so"
+    library.write_bytes(PTX)
+    listed = cli("native", library)
+    assert "are compiled at first use" in listed.stdout
+    assert "--write" not in listed.stdout
+    refused = cli("native", library, "--write", rc=2).stderr
+    assert "takes a wheel or an environment" in refused
+
+
 def test_an_environment(cli, site, snapshot):
     before = snapshot(site)
     done = json.loads(cli("native", site.parents[2], "--write", "--json").stdout)
