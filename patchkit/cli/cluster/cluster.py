@@ -448,9 +448,9 @@ def _require_whole(house: Path, verified: Verified) -> None:
 
 
 def _node_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:
-    with WheelFile(house / entry.filename) as wheel:
+    with WheelFile(house / entry.name) as wheel:
         unpacked = sum(member.file_size for member in wheel.members.values())
 
     return NodeWheel(
-        name=entry.filename, sha256=entry.sha256, size=entry.size, unpacked=unpacked
+        name=entry.name, sha256=entry.sha256, size=entry.size, unpacked=unpacked
     )

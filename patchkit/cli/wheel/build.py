@@ -70,7 +70,7 @@ from patchkit.wheel.build.toolchain import (
     missing_tools,
 )
 from patchkit.wheel.device.inspect import LIVE
-from patchkit.wheel.file.wheelfile import ANY, wheel_name
+from patchkit.wheel.file.wheelfile import ANY, WheelName
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
@@ -426,7 +426,7 @@ def built_blocks(
 
     # add_wheel() may have made the folder, so its manifest can be read only now.
     overridden = {row.takes.project for row in load_manifest(house).overrides}
-    is_overridden = wheel_name(wheel.name).project in overridden
+    is_overridden = WheelName(wheel.name).project in overridden
     options = ["--no-deps"] if is_overridden else []
     yield from install_steps(wheel, built.facts, options)
 
@@ -435,7 +435,7 @@ def install_steps(
     wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
 ) -> Sequence[Shown]:
     """Return the commands that install a wheel here, or copy it to its device and install it."""
-    cpus = wheel_name(wheel.name).cpus
+    cpus = WheelName(wheel.name).cpus
     if ANY in cpus or platform.machine() in cpus:
         return [next_step(*pip(), "install", *options, wheel)]
 

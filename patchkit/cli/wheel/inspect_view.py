@@ -89,7 +89,9 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
 
     promised = library_rules().promised_glibc(metadata.name.tag)
     fields["wheel"] = {
-        **record_fields(metadata.name, "filename", "cpus"),
+        "project": metadata.name.project,
+        "version": str(metadata.name.version),
+        "tag": metadata.name.tag,
         **record_fields(metadata, "name", "members", "facts", "faults"),
         "pins": metadata.pins,
         "at_least": versions,
@@ -99,7 +101,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
 
     yield Record(fields | {"binaries": rows, "findings": findings})
 
-    yield bold(metadata.name.filename)
+    yield bold(metadata.name)
 
     at_least = ", ".join(versions.values())
     if promised:

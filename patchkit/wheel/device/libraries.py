@@ -221,7 +221,7 @@ def check_wheel(
 
     It judges the metadata, the paths of the members, and the libraries.
     """
-    filename = metadata.name.filename
+    filename = metadata.name
     for fault in metadata.faults:
         yield finding(SourceError, filename, fault, "build it again")
 

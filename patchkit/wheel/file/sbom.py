@@ -71,7 +71,7 @@ def made_facts(wheel: WheelFile, made: str, target: str) -> Facts:
         "made": made,
         "patchkit": __version__,
         "source": f"sha256:{wheel.sha256}",
-        "source_file": name.filename,
+        "source_file": str(name),
         "target": target,
         "license": {name.project: spdx},
     }

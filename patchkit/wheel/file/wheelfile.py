@@ -26,7 +26,7 @@ from email.parser import HeaderParser
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from packaging.utils import (
     InvalidWheelFilename,
@@ -39,7 +39,6 @@ from packaging.version import Version
 from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
 from patchkit.foreign import read_json
-from patchkit.frozen import frozen
 from patchkit.source.releases import ANY as ANY
 from patchkit.source.releases import wheel_cpus
 
@@ -94,7 +93,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
     def __init__(self, path: Path) -> None:
         """Open and check a wheel. Raises SourceError if it is not for Linux, damaged or hostile."""
         self.path = path
-        self.name = wheel_name(path.name)
+        self.name = WheelName(path.name)
         # If a check fails, `opened` closes the files. Else pop_all leaves them open for __exit__.
         with contextlib.ExitStack() as opened, self._reading():
             self._stream = opened.enter_context(path.open("rb"))
@@ -362,51 +361,46 @@ def record_digest(chunks: Iterable[bytes]) -> str:
 _CHARACTERS = re.compile(r"[\w.+!-]+")
 
 
-@frozen
-class WheelName:
-    """The parts of a wheel's file name.
+class WheelName(str):
+    """The file name of a wheel, with its parts.
 
     ``tag`` is ``python-abi-platform`` as written. ``cpus`` are the CPUs that it is for, in the
-    spelling of ``platform.machine()``; ``any`` stands for all.
+    spelling of ``platform.machine()``; ``any`` stands for all. Raises SourceError unless the text
+    is the name of a wheel for Linux or for any platform.
     """
 
-    filename: str
-    project: str
-    version: Version
-    tag: str
+    __slots__ = ("cpus", "project", "tag", "version")
     cpus: frozenset[str]
+    project: str
+    tag: str
+    version: Version
+
+    def __new__(cls, text: str) -> Self:
+        try:
+            if not _CHARACTERS.fullmatch(text):
+                raise InvalidWheelFilename(
+                    "a character that file names of wheels do not have"
+                )
+            project, version, _build, _tags = parse_wheel_filename(text)
+        except ValueError as error:
+            raise SourceError(
+                f"{text}: is not the name of a wheel: {error}",
+                hint="rename it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl",
+            ) from None
+
+        # Split from the right, since a build number may stand between version and tag (PEP 427).
+        parts = text.removesuffix(".whl").rsplit("-", 3)
+        cpus = wheel_cpus(text)
+        if not cpus:
+            raise SourceError(f"{text}: is for {parts[-1]}, not for Linux")
+
+        name = super().__new__(cls, text)
+        name.cpus = frozenset(cpus)
+        name.project = project
+        name.tag = "-".join(parts[1:])
+        name.version = version
+        return name
 
     @property
     def pinned(self) -> str:
         return f"{self.project}=={self.version}"
-
-
-def wheel_name(filename: str) -> WheelName:
-    """Parse the file name of a wheel.
-
-    Raises SourceError unless it is the name of a wheel for Linux or for any platform.
-    """
-    try:
-        if not _CHARACTERS.fullmatch(filename):
-            raise InvalidWheelFilename(
-                "a character that file names of wheels do not have"
-            )
-        project, version, _build, _tags = parse_wheel_filename(filename)
-    except ValueError as error:
-        raise SourceError(
-            f"{filename}: is not the name of a wheel: {error}",
-            hint="rename it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl",
-        ) from None
-
-    # Split from the right, since a build number may stand between version and tag (PEP 427).
-    parts = filename.removesuffix(".whl").rsplit("-", 3)
-    cpus = wheel_cpus(filename)
-    if not cpus:
-        raise SourceError(f"{filename}: is for {parts[-1]}, not for Linux")
-    return WheelName(
-        filename=filename,
-        project=project,
-        version=version,
-        tag="-".join(parts[1:]),
-        cpus=frozenset(cpus),
-    )

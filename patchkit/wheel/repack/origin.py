@@ -22,7 +22,7 @@ from patchkit.source.project import (
 )
 from patchkit.source.releases import LockEntry, guess_release, read_wheel_lock
 from patchkit.source.resolve import Report, SourceOptions, fetch_locked
-from patchkit.wheel.file.wheelfile import ANY, WheelFile, wheel_name
+from patchkit.wheel.file.wheelfile import ANY, WheelFile, WheelName
 from patchkit.wheel.wheelhouse.storage import repack_command
 
 
@@ -103,7 +103,7 @@ def _check_named(path: Path, cpu: str) -> str:
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=hint)
 
-    name = wheel_name(path.name)
+    name = WheelName(path.name)
     project = project_named(name.project)
     if not project:
         raise SourceError(
@@ -155,7 +155,7 @@ def _require_vouched(
         return
 
     name = wheel.name
-    if entry is None or entry.filename != name.filename:
+    if entry is None or entry.filename != name:
         raise UsageError(
             f"{wheel.path} is not among upstream's wheels that this patchkit knows",
             why="it is a build of your own, or newer than the lock",

@@ -156,7 +156,7 @@ def repack_wheel(
         size=size,
         fresh=fresh,
         source={
-            "file": origin.wheel.name.filename,
+            "file": origin.wheel.name,
             "sha256": origin.wheel.sha256,
             "size": origin.wheel.size,
             "upstream": origin.locked,
@@ -239,7 +239,7 @@ def _fixes_around(origin: Origin, request: Request, kernels: Kernels) -> set[str
 def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageError:
     also = "" if native else ", make it --native"
     return UsageError(
-        f"no fix changes anything in {origin.wheel.name.filename} for {target.title}",
+        f"no fix changes anything in {origin.wheel.name} for {target.title}",
         why="the release needs none there, or they were left out",
         hint=f"install the wheel as it is{also}, or choose fixes with --with",
     )
@@ -378,7 +378,7 @@ def _install_notes(patched: _PatchedTree, kernels: Kernels) -> Iterator[str]:
     origin = patched.origin
     target = patched.request.target
     if not origin.locked:
-        name = origin.wheel.name.filename
+        name = origin.wheel.name
         yield f"not upstream's wheel: {name}, sha256:{origin.wheel.sha256}"
 
     if origin.cpu not in (ANY, target.cpu):

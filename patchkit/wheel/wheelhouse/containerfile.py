@@ -100,7 +100,7 @@ def _filled_node(manifest: Manifest) -> tuple[str, str]:
 
     Raises SourceError if it only locks wheels, or is not filled for exactly one machine.
     """
-    locked = [wheel.filename for wheel in manifest.wheels if wheel.kind is Kind.LOCKED]
+    locked = [wheel.name for wheel in manifest.wheels if wheel.kind is Kind.LOCKED]
     if locked:
         raise SourceError(
             f"the wheelhouse only locks {len(locked)} wheels, such as {locked[0]}",

@@ -12,7 +12,7 @@ from typing import Any
 from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.file.wheelfile import WheelName, wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.storage import (
     Manifest,
     ManifestEntry,
@@ -91,7 +91,7 @@ def check_room(house: Path, filename: str) -> tuple[str, ...]:
     into the folder.
     """
     check_folder(house)
-    return _find_outdated(house, wheel_name(filename))
+    return _find_outdated(house, WheelName(filename))
 
 
 def add_wheel(
@@ -108,12 +108,12 @@ def add_wheel(
     UsageError if the wheel cannot be added because of another one, SourceError if it is damaged,
     StorageError for I/O, BusyError if another process keeps the folder locked for a minute.
     """
-    name = wheel_name(wheel.name)
+    name = WheelName(wheel.name)
     with open_for_writing(house):
         listed = listed_manifest(house)
         outdated = _find_outdated(house, name)
-        leaving = {*outdated, name.filename}
-        staying = [entry for entry in listed.wheels if entry.filename not in leaving]
+        leaving = {*outdated, name}
+        staying = [entry for entry in listed.wheels if entry.name not in leaving]
 
         # What is checked and committed is a copy, since the original may change in between.
         with stage_copy(house, wheel) as copy:
@@ -125,13 +125,13 @@ def add_wheel(
                 facts=facts,
             )
             after = replace(listed, wheels=(*staying, fresh))
-            commit_files(house, write_documents(after), outdated, {name.filename: copy})
+            commit_files(house, write_documents(after), outdated, {name: copy})
 
     for filename in outdated:
         is_stock = filename in _dependencies(listed)
         replaced = "a dependency" if is_stock else f"an older build of {name.pinned}"
         say(f"{filename}: {replaced}, replaced")
-    return house / name.filename
+    return house / name
 
 
 def _require_whole(wheel: Path, copy: Path) -> None:
@@ -164,15 +164,15 @@ def replace_dependencies(
             )
 
         after = replace(listed, wheels=(*listed.built, *fresh))
-        held = {entry.filename for entry in after.wheels if entry.held}
-        gone = [entry.filename for entry in listed.wheels if entry.filename not in held]
+        held = {entry.name for entry in after.wheels if entry.held}
+        gone = [entry.name for entry in listed.wheels if entry.name not in held]
         arriving = {source.name: source for source in sources}
         commit_files(house, write_documents(after), gone, arriving)
 
 
 def _decisions(manifest: Manifest) -> set[object]:
     """Return what decides which dependencies are needed: the overrides and the built wheels."""
-    built = {(entry.filename, entry.sha256) for entry in manifest.built}
+    built = {(entry.name, entry.sha256) for entry in manifest.built}
     return {*manifest.overrides, *built}
 
 
@@ -180,14 +180,14 @@ def known_wheels(house: Path) -> list[WheelName]:
     """Return the name of every wheel that is listed or in the folder."""
     listed = [entry.name for entry in listed_manifest(house).wheels]
     names = [*listed, *wheels_there(house)]
-    return list({name.filename: name for name in names}.values())
+    return list(dict.fromkeys(names))
 
 
 def wheels_there(house: Path) -> Iterator[WheelName]:
     """Yield the name of every wheel in the folder, listed or not; skip a malformed name."""
     for path in sorted(house.glob("*.whl")):
         with contextlib.suppress(SourceError):
-            yield wheel_name(path.name)
+            yield WheelName(path.name)
 
 
 def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
@@ -202,13 +202,13 @@ def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
     for old in known_wheels(house):
         if not rivals(new, old):
             continue
-        if old.filename in dependencies or _is_older_build(new, old):
-            outdated.append(old.filename)
+        if old in dependencies or _is_older_build(new, old):
+            outdated.append(old)
             continue
 
-        drop = wheelhouse_command("prune", house, "--drop", old.filename)
+        drop = wheelhouse_command("prune", house, "--drop", old)
         raise UsageError(
-            f"{house} holds {old.filename}; {new.filename} cannot be added",
+            f"{house} holds {old}; {new} cannot be added",
             why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "
             + _rivalry(new, old),
             hint=f"{drop}; or build into another folder",
@@ -218,7 +218,7 @@ def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
 
 
 def _dependencies(manifest: Manifest) -> set[str]:
-    return {entry.filename for entry in manifest.dependencies}
+    return {entry.name for entry in manifest.dependencies}
 
 
 def _is_older_build(new: WheelName, old: WheelName) -> bool:

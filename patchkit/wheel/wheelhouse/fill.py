@@ -178,12 +178,12 @@ def fill_wheelhouse(
             files = _collect_wheels(chosen, house, downloads, progress, tell)
             torch = _proved_torch(chosen, node, cuda, files)
 
-        fresh = [_entry(wheel, files.get(wheel.filename)) for wheel in chosen]
+        fresh = [_entry(wheel, files.get(wheel.name)) for wheel in chosen]
         arriving = [path for path in files.values() if path.parent == downloads]
         replace_dependencies(house, before, fresh, arriving)
 
-    old_names = {entry.filename for entry in before.dependencies}
-    names = {entry.filename for entry in fresh}
+    old_names = {entry.name for entry in before.dependencies}
+    names = {entry.name for entry in fresh}
     return Filled(
         dependencies=tuple(fresh),
         new=tuple(sorted(names - old_names)),
@@ -215,10 +215,10 @@ def _entry(wheel: LockedWheel, file: Path | None) -> LockedWheel:
 def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
     """Read the built wheels. Raises HashMismatchError if one is missing or was changed."""
     for entry in listed.built:
-        file = house / entry.filename
+        file = house / entry.name
         if not is_file(file) or sha256_of(file) != entry.sha256:
             raise HashMismatchError(
-                f"{entry.filename} is not the wheel that was built",
+                f"{entry.name} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",
             )
 
@@ -265,9 +265,9 @@ def _collect_wheels(
     files: dict[str, Path] = {}
     absent = []
     for wheel in chosen:
-        files[wheel.filename] = downloads / wheel.filename
+        files[wheel.name] = downloads / wheel.name
         if file := find_wheel_file(wheel, house, downloads):
-            files[wheel.filename] = file
+            files[wheel.name] = file
         else:
             absent.append(wheel)
 
@@ -280,7 +280,7 @@ def _collect_wheels(
 def find_wheel_file(wheel: LockedWheel, *folders: Path) -> Path | None:
     """Return a wheel's file from the first folder that has it with the locked sha256, else None."""
     for folder in folders:
-        file = folder / wheel.filename
+        file = folder / wheel.name
         if is_file(file) and sha256_of(file) == wheel.sha256:
             return file
     return None
@@ -326,7 +326,7 @@ def download_wheels(
 
     with index_session(pip_settings()) as session, translated(at=folder):
         for wheel in wheels:
-            place = folder / wheel.filename
+            place = folder / wheel.name
             # Only fill writes to this folder, and it makes no links.
             if place.is_symlink():
                 place.unlink()
@@ -419,6 +419,6 @@ def _find_torch(
 
     members = None
     if files:
-        with WheelFile(files[wheel.filename]) as file:
+        with WheelFile(files[wheel.name]) as file:
             members = file.members
     return torch_of(wheel.name.version, requires, members)

@@ -78,15 +78,15 @@ def read_listed_wheels(
     wheels = []
     findings = []
     for entry in listed:
-        path = house / entry.filename
+        path = house / entry.name
         wheel = ListedWheel(entry=entry, path=path)
-        if is_file(path) and entry.filename not in spoiled:
+        if is_file(path) and entry.name not in spoiled:
             try:
                 wheel = _read_wheel(entry, path)
             except SourceError as error:
                 what = error.what.removeprefix(f"{path}: ")
                 findings.append(
-                    finding(SourceError, entry.filename, what, error.hint, error.why)
+                    finding(SourceError, entry.name, what, error.hint, error.why)
                 )
         wheels.append(wheel)
     return wheels, findings
@@ -154,9 +154,7 @@ def wheel_pins(
     torches = {pin.wheel: pin.pin for pin in pins if pin.pin.project == TORCH}
     if not torches:
         torches = {
-            name.filename: ExactPin(name.pinned)
-            for name in locked
-            if name.project == TORCH
+            name: ExactPin(name.pinned) for name in locked if name.project == TORCH
         }
     return (*pins, *_recorded_pins(torches))
 
@@ -178,7 +176,7 @@ def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
             ValueError
         ):  # === also takes texts that are no version
             pin = ExactPin(f"{project}=={version}")
-            yield WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
+            yield WheelPin(pin=pin, by=by, wheel=wheel.name, requires=pin)
 
 
 def pins_in(house: Path) -> tuple[WheelPin, ...]:
@@ -191,7 +189,7 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
     wheels = []
     absent = []
     for name in known_wheels(house):
-        path = house / name.filename
+        path = house / name
         if name.project not in leading():
             continue
         if path.is_file():
@@ -313,9 +311,7 @@ def _find_other_nccl(
 
 
 def _find_device_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    devices = {
-        wheel.target.name: wheel.name.filename for wheel in wheels if wheel.target
-    }
+    devices = {wheel.target.name: wheel.name for wheel in wheels if wheel.target}
     if len(devices) < 2:
         return
 
@@ -343,7 +339,7 @@ def find_contradicted(
         if Version(version.public) != pin.version:
             yield finding(
                 UsageError,
-                wheel.name.filename,
+                wheel.name,
                 f"is {version}, and the override takes {pin}",
                 _mend_command(wheel, pin.version),
                 "the override was recorded after it was put here",
@@ -394,7 +390,7 @@ def _find_unmet_needs(
                 if is_complete:
                     yield finding(
                         UsageError,
-                        wheel.name.filename,
+                        wheel.name,
                         f"{need}, which is not in the lock",
                         wheelhouse_command("fill", wheel.path.parent),
                         "it was built after a fill",
@@ -402,7 +398,7 @@ def _find_unmet_needs(
             elif not _is_met(specifier, neighbour, overrides):
                 yield finding(
                     UsageError,
-                    wheel.name.filename,
+                    wheel.name,
                     f"{need}; here is {neighbour.name.pinned}",
                     _mend_command(neighbour, str(specifier).removeprefix("==")),
                     "pip finds no set that fits together (ResolutionImpossible)",
@@ -479,11 +475,11 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
         requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
         torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
         if torch.cuda:
-            majors[torch.cuda] = wheel.name.filename
+            majors[torch.cuda] = wheel.name
         elif torch.cuda is None:
             yield finding(
                 ProofError,
-                wheel.name.filename,
+                wheel.name,
                 f"is a torch for CPUs alone: {torch.seen}",
                 wheelhouse_command("fill", wheel.path.parent),
             )
@@ -502,7 +498,7 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
 def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:
     """Return major version of CUDA → a wheel, for each version that built libraries need."""
     return {
-        major: wheel.name.filename
+        major: wheel.name
         for wheel in wheels
         for binary in wheel.binaries
         for major in binary.cuda

@@ -32,7 +32,7 @@ def add_requirements(folder: Path, node: NodePlatform, progress: Progress) -> No
 
     with translated(at=folder):
         for wheel in wheels:
-            with zipfile.ZipFile(store / wheel.filename) as archive:
+            with zipfile.ZipFile(store / wheel.name) as archive:
                 archive.extractall(folder)  # safe: its sha256 is the one of the index
 
 

@@ -30,7 +30,7 @@ from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
 _OPTIONS = (
@@ -231,7 +231,7 @@ def resolve_wheels(
 
     ours = {}
     for wheel in given:
-        project = wheel_name(wheel.name).project
+        project = WheelName(wheel.name).project
         ours[project] = f"{project} @ {wheel.as_uri()}"
 
     requirements = [*ours.values(), *also]
@@ -250,7 +250,7 @@ def resolve_wheels(
         for row in tomllib.loads(done.output)["packages"]
         if row["name"] not in ours
     ]
-    return tuple(sorted(wheels, key=lambda wheel: wheel.name.filename))
+    return tuple(sorted(wheels, key=lambda wheel: wheel.name))
 
 
 def _run_uv(
@@ -302,7 +302,7 @@ def _choose_file(
         if wheel is None:
             continue
 
-        *_, build, tags = parse_wheel_filename(wheel.filename)
+        *_, build, tags = parse_wheel_filename(wheel.name)
         fitting = [ranks[tag] for tag in tags if tag in ranks]
         if fitting:
             # As pip does: the best tag; among equal tags, the highest build number.
@@ -329,7 +329,7 @@ def _locked_wheel(file: Mapping[str, Any], node: NodePlatform) -> LockedWheel | 
     if not filename.endswith(".whl") or not _SHA256.fullmatch(sha256):
         return None
     return LockedWheel(
-        name=wheel_name(filename),
+        name=WheelName(filename),
         sha256=sha256,
         size=int(file.get("size", 0)),
         facts=asdict(node),

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,7 +27,7 @@ from patchkit.records import RecordError, Sha256, matching, read_json
 from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
 from patchkit.target import targets
-from patchkit.wheel.file.wheelfile import ANY, WheelName, wheel_name
+from patchkit.wheel.file.wheelfile import ANY, WheelName
 
 JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
@@ -274,8 +274,8 @@ class ManifestEntry:
     node that it was resolved for: python, machine, glibc. A wheel that is only locked has size 0.
     """
 
-    name: WheelName
-    sha256: str
+    name: WheelName = field(metadata={"key": "filename"})
+    sha256: Sha256
     size: int
     facts: Mapping[str, Any]
     kind: Kind = Kind.BUILT
@@ -285,13 +285,9 @@ class ManifestEntry:
         """Return whether the wheel's file belongs in the folder."""
         return self.kind in (Kind.BUILT, Kind.DEPENDENCY)
 
-    @property
-    def filename(self) -> str:
-        return self.name.filename
-
     def fields(self) -> dict[str, Any]:
         return {
-            "filename": self.filename,
+            "filename": self.name,
             "project": self.name.project,
             "version": str(self.name.version),
             "tag": self.name.tag,
@@ -343,26 +339,12 @@ class Manifest:
 
 
 @frozen
-class _Row:
+class _Row(ManifestEntry):
     """An entry of ``manifest.json``. Project, version and tag repeat what the file name says."""
 
-    filename: str
-    sha256: Sha256
-    size: int
-    facts: Mapping[str, Any]
-    kind: Kind = Kind.BUILT
     project: str = ""
     version: str = ""
     tag: str = ""
-
-    def entry(self) -> ManifestEntry:
-        return ManifestEntry(
-            name=wheel_name(self.filename),
-            sha256=self.sha256,
-            size=self.size,
-            facts=self.facts,
-            kind=self.kind,
-        )
 
 
 @frozen
@@ -382,7 +364,6 @@ def listed_manifest(house: Path) -> Manifest:
         return Manifest()
     try:
         read = read_json(_Rows, data)
-        wheels = tuple(row.entry() for row in read.wheels)
     except ValueError as error:
         raise SourceError(
             f"{MANIFEST}: cannot be read: {error}",
@@ -390,19 +371,19 @@ def listed_manifest(house: Path) -> Manifest:
             hint="put it back; or move the wheels away, empty the folder, and build again",
         ) from None
 
-    return Manifest(wheels=wheels, overrides=read.overrides)
+    return Manifest(wheels=read.wheels, overrides=read.overrides)
 
 
 def write_documents(manifest: Manifest) -> dict[str, str]:
     """Return name → text of the three documents. Equal manifests give equal texts."""
-    wheels = sorted(manifest.wheels, key=lambda entry: entry.filename)
+    wheels = sorted(manifest.wheels, key=lambda entry: entry.name)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
     ordered = Manifest(wheels=tuple(wheels), overrides=tuple(overrides))
 
     texts = {MANIFEST: _manifest_text(ordered), REQUIREMENTS: _requirements(ordered)}
 
     sums = {name: digest(text.encode()) for name, text in texts.items()}
-    sums |= {entry.filename: entry.sha256 for entry in wheels if entry.held}
+    sums |= {entry.name: entry.sha256 for entry in wheels if entry.held}
     lines = [f"{sha256}  {name}\n" for name, sha256 in sums.items()]
     return {**texts, SUMS: "".join(lines)}
 
@@ -462,7 +443,7 @@ def _requirements_header(manifest: Manifest) -> str:
 
 def rivals(one: WheelName, other: WheelName) -> bool:
     """Return whether two wheels are of one project and fit the same CPU, which pip refuses."""
-    if one.project != other.project or one.filename == other.filename:
+    if one.project != other.project or one == other:
         return False
 
     return bool(one.cpus & other.cpus) or ANY in one.cpus | other.cpus

@@ -75,7 +75,7 @@ def check_files(house: Path) -> tuple[Finding, ...]:
     """
     with open_for_reading(house):
         manifest = listed_manifest(house)
-        listed_names = {entry.filename for entry in manifest.wheels}
+        listed_names = {entry.name for entry in manifest.wheels}
 
         findings = [*find_leftovers(house)]
         for entry in manifest.wheels:
@@ -101,24 +101,24 @@ def _find_rivals(house: Path, listed_names: Collection[str]) -> Iterator[Finding
     for pair in combinations(wheels_there(house), 2):
         if rivals(*pair):
             # Of the two, the finding is about the one that is not listed.
-            gone, listed = sorted(pair, key=lambda name: name.filename in listed_names)
+            gone, listed = sorted(pair, key=lambda name: name in listed_names)
             yield finding(
                 UsageError,
-                gone.filename,
-                f"pip cannot resolve it beside {listed.filename} (ResolutionImpossible)",
-                wheelhouse_command("prune", house, "--drop", gone.filename),
+                gone,
+                f"pip cannot resolve it beside {listed} (ResolutionImpossible)",
+                wheelhouse_command("prune", house, "--drop", gone),
             )
 
 
 def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
-    path = house / entry.filename
+    path = house / entry.name
     again = _make_again(house, entry)
 
     if not os.path.lexists(path):
         if entry.held:
             yield finding(
                 StorageError,
-                entry.filename,
+                entry.name,
                 "is listed, and not there",
                 f"{again}; or: {wheelhouse_command('prune', house)}",
             )
@@ -127,7 +127,7 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     if not is_file(path):
         yield finding(
             HashMismatchError,
-            entry.filename,
+            entry.name,
             LINKED,
             f"{quoted('rm', '--', path)}; then {again}",
             WHY_LINKED,
@@ -139,7 +139,7 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     if entry.kind is Kind.BUILT:
         faults += find_faults(path)
     for fault in faults:
-        yield finding(HashMismatchError, entry.filename, fault, again)
+        yield finding(HashMismatchError, entry.name, fault, again)
 
 
 def _make_again(house: Path, entry: ManifestEntry) -> str:
@@ -286,7 +286,7 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     if dict(wheel.entry.facts) != dict(facts):
         yield finding(
             SourceError,
-            wheel.name.filename,
+            wheel.name,
             f"patchkit.json in it does not say what {MANIFEST} says",
             "build it again",
             "one of the two was edited",
@@ -295,7 +295,7 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     if wheel.target is None:
         yield finding(
             SourceError,
-            wheel.name.filename,
+            wheel.name,
             f"patchkit.json in it names no known target: {facts.get('target')!r}",
             "build it again, or update patchkit",
         )
@@ -312,7 +312,7 @@ def _find_inexact(
     facts: Mapping[str, Any],
     target: Target,
 ) -> Iterator[Finding]:
-    filename = wheel.name.filename
+    filename = wheel.name
     if not wheel.binaries:
         yield finding(ProofError, filename, "holds no library", "build it again")
     for binary in wheel.binaries:
@@ -325,7 +325,7 @@ def _find_inexact(
 def _find_missed(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
     judged = judge_libraries(wheel.binaries, target, wheel.name)
     fatal = [library for library in judged if library.fatal]
-    yield from missed(wheel.name, fatal, target, wheel.name.filename)
+    yield from missed(wheel.name, fatal, target, wheel.name)
 
 
 def _find_not_native(
@@ -340,7 +340,7 @@ def _find_not_native(
         if binary.name in claimed and jit_entries(binary, target):
             yield finding(
                 ProofError,
-                wheel.name.filename,
+                wheel.name,
                 f"{binary.name} is not native, though patchkit.json says it is",
                 "repack it again",
             )
@@ -386,7 +386,7 @@ def prune_wheelhouse(
         dropped = _find_dropped(house, set(drop))
         removed = [*_plan_removal(house, manifest.wheels, dropped)]
         names = {file.filename for file in removed}
-        wheels = [entry for entry in manifest.wheels if entry.filename not in names]
+        wheels = [entry for entry in manifest.wheels if entry.name not in names]
         manifest = replace(manifest, wheels=tuple(wheels))
 
         stale = [
@@ -405,15 +405,15 @@ def _find_dropped(house: Path, drop: AbstractSet[str]) -> set[str]:
     """
     wheels = known_wheels(house)
     unknown = set(drop)
-    dropped = set()
+    dropped: set[str] = set()
     for wheel in wheels:
-        names = {wheel.filename, wheel.project, wheel.pinned}
+        names = {wheel, wheel.project, wheel.pinned}
         unknown -= names
         if names & drop:
-            dropped.add(wheel.filename)
+            dropped.add(wheel)
 
     if unknown:
-        filenames = ", ".join(wheel.filename for wheel in wheels)
+        filenames = ", ".join(wheels)
         raise UsageError(
             f"no wheel here is called {min(unknown)!r}",
             hint=f"there are {filenames or 'none'}",
@@ -434,8 +434,8 @@ def _plan_removal(
             hint="remove the wheels by hand, or build them again",
         )
 
-    listed = {entry.filename for entry in entries}
-    held = {entry.filename for entry in entries if entry.held}
+    listed = {entry.name for entry in entries}
+    held = {entry.name for entry in entries if entry.held}
     for names, reason in (
         (dropped, "dropped"),
         (present - listed - dropped, f"not in {MANIFEST}"),

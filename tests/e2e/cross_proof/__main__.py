@@ -99,7 +99,7 @@ def prove(house: Path, folder: Path) -> int:
     take_step("file system", lambda: unpack(root))
     lock = wheels.lock(house, root.python, folder)
     take_step("install", lambda: install(lock, folder, root))
-    made = {entry.name.project: house / entry.filename for entry in built}
+    made = {entry.name.project: house / entry.name for entry in built}
     place = Installation(root=root, lock=lock, wheels=made)
     steps = {"pip check": place.check, "patchkit verify": place.verify}
     if "vllm" in place.wheels:

@@ -77,10 +77,10 @@ def require_cpu(house: Path) -> tuple[ManifestEntry, ...]:
     for entry in found:
         if not entry.name.cpus & {CPU, ANY}:
             raise UsageError(
-                f"{house / entry.filename}: is for {' and '.join(sorted(entry.name.cpus))}",
+                f"{house / entry.name}: is for {' and '.join(sorted(entry.name.cpus))}",
                 why=f"what is proved is an installation on {CPU}",
                 hint=f"name a folder with wheels for {CPU}; or, without it: "
-                f"{wheelhouse_command('prune', house, '--drop', entry.filename)}",
+                f"{wheelhouse_command('prune', house, '--drop', entry.name)}",
             )
     if not found:
         raise UsageError(
@@ -98,7 +98,7 @@ def lock(house: Path, python: str, scratch: Path) -> Lock:
         MANIFEST,
         REQUIREMENTS,
         SUMS,
-        *(e.filename for e in built(load_manifest(house))),
+        *(e.name for e in built(load_manifest(house))),
     ):
         shutil.copy2(house / name, copy)
     fill = ("wheelhouse", "fill", "--lock-only", "--python-version", python)

@@ -31,7 +31,7 @@ from patchkit.runtime.envfile import write as envfile
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import transfer
 from patchkit.target import targets
-from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
@@ -193,7 +193,7 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
 
     def fill(wheel: Path) -> None:
         fresh = ManifestEntry(
-            name=wheel_name(wheel.name),
+            name=WheelName(wheel.name),
             sha256=sha256_of(wheel),
             size=wheel.stat().st_size,
             facts={},

@@ -11,7 +11,7 @@ import pytest
 
 from patchkit.errors import HashMismatchError
 from patchkit.patching.recipe import load_recipe
-from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
@@ -206,7 +206,7 @@ def test_ended_while_it_downloads(
 
 def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     wheel = offered("six", "1.0")
-    known = {"name": wheel_name(wheel.name), "sha256": "0" * 64, "size": 0, "facts": {}}
+    known = {"name": WheelName(wheel.name), "sha256": "0" * 64, "size": 0, "facts": {}}
     locked = LockedWheel(**known, url=wheel.as_uri())
     (tmp_path / "new").mkdir()
     with pytest.raises(

@@ -21,7 +21,7 @@ from patchkit.wheel.device.libraries import (
     prove_groups,
     require_loading,
 )
-from patchkit.wheel.file.wheelfile import WheelFile, wheel_name
+from patchkit.wheel.file.wheelfile import WheelFile, WheelName
 from support.vllm_wheels import HOPPER, KERNELS, LOST, NAME, vllm_wheel
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
@@ -153,10 +153,10 @@ def test_what_a_library_is(tmp_path, target, use):
 def test_only_what_cannot_be_done_without_is_fatal(tmp_path):
     kept = {"vllm/_C.abi3.so": LOST, "vllm/_C_stable_libtorch.abi3.so": HOPPER}
     with pytest.raises(ProofError) as caught:
-        require_loading(judged(tmp_path, GB10, kept), GB10, wheel_name(NAME))
+        require_loading(judged(tmp_path, GB10, kept), GB10, WheelName(NAME))
     lost = [line.split(":")[0].strip() for line in caught.value.what.splitlines()[1:]]
     assert lost == ["vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C.abi3.so"]
-    require_loading(judged(tmp_path, GB10), GB10, wheel_name(NAME))
+    require_loading(judged(tmp_path, GB10), GB10, WheelName(NAME))
 
 
 def test_the_way_around_lost_kernels_is_among_the_fixes():

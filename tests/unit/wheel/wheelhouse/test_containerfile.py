@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.rules.variable_rules import cache_variables
-from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.containerfile import (
     CACHE_HOME,
     build_commands,
@@ -34,7 +34,7 @@ WHEELS = (
 def made(*wheels, folder="wheelhouse"):
     entries = [
         ManifestEntry(
-            name=wheel_name(name), sha256="0" * 64, size=1, facts=facts, kind=kind
+            name=WheelName(name), sha256="0" * 64, size=1, facts=facts, kind=kind
         )
         for name, kind, facts in wheels
     ]

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from patchkit.errors import UsageError
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
@@ -94,7 +94,7 @@ def test_an_override_lets_one_wheel_pass_and_nothing_else(built, house):
     done = verify_wheelhouse(house)
     assert (done.findings, done.offers) == ((), ())
     assert [str(each.takes) for each in done.overrides] == ["nvidia-nccl-cu13==2.30.7"]
-    name = wheel_name("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
+    name = WheelName("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
     facts = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
     locked = ManifestEntry(
         name=name, sha256="0" * 64, size=0, facts=facts, kind=Kind.LOCKED

@@ -68,7 +68,7 @@ def test_an_older_build_gives_way(there, new, tag, house, made):
     place = add_wheel(house, made(new, tag=tag), FACTS, say=said.append)
     assert [path.name for path in house.glob("*.whl")] == [place.name]
     (entry,) = load_manifest(house).wheels
-    assert (entry.filename, entry.facts) == (place.name, FACTS)
+    assert (entry.name, entry.facts) == (place.name, FACTS)
     assert check_files(house) == ()
     old = f"nvidia_nccl_cu13-{there}-{HERE}.whl"
     expected = [f"{old}: an older build of nvidia-nccl-cu13=={new}, replaced"]

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from patchkit.errors import HashMismatchError, StorageError
-from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
     check_room,
@@ -50,7 +50,7 @@ def ways(tmp_path, made):
 
     def filled(house, wheel):
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        name, size = wheel_name(wheel.name), wheel.stat().st_size
+        name, size = WheelName(wheel.name), wheel.stat().st_size
         fresh = ManifestEntry(
             name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY
         )
