@@ -2,8 +2,8 @@
 
     alive.py alive             beside the head's server: WATCHDOG=1 whenever it proves that it lives
     alive.py working ID S      on a worker: say what shows that it works, after S seconds of silence
-    alive.py stacks ID         on a worker: after a line on standard input, let the processes of its
-                               rank write their stacks
+    alive.py stacks ID         on a worker: after the end of standard input, let the processes of
+                               its rank write their stacks
 
 A server answers /health with 200 even if its engine hangs. systemd keeps the time: if this script
 does not send WATCHDOG=1 for WatchdogSec=, systemd sends it SIGABRT. Then the script says why and
@@ -131,9 +131,9 @@ def working(
 
 
 def stacks(settings: group.Settings, start: str) -> None:
-    """Let the processes of this node's rank write their stacks, once a line comes."""
+    """Let the processes of this node's rank write their stacks, once standard input ends."""
     group.enter_start(settings, start)
-    sys.stdin.readline()
+    sys.stdin.read()
     write_stacks(settings)
 
 
@@ -374,9 +374,7 @@ def find_stacks(settings: group.Settings) -> None:
 
     for link in links:
         assert link.stdin
-        with suppress(BrokenPipeError):
-            link.stdin.write(b"\n")
-            link.stdin.flush()
+        link.stdin.close()
 
     write_stacks(settings)
     for link in links:
@@ -406,15 +404,9 @@ def write_stacks(settings: group.Settings) -> None:
     # vLLM's own watchdog writes these when it finds a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
         with suppress(OSError):  # it is gone, or belongs to another user
-            for line in _read_fresh_lines(file, began - _STEP):
-                group.say(f"{file.name}: {line}")
-
-
-def _read_fresh_lines(file: Path, since: float) -> list[str]:
-    """Return the last lines of a file, [] if it was written before ``since``. Raises OSError."""
-    if file.stat().st_mtime <= since:
-        return []
-    return file.read_text(errors="replace").splitlines()[-_LINES:]
+            lines = file.read_text(errors="replace").splitlines()
+            if file.stat().st_mtime > began - _STEP:
+                group.say("\n".join(f"{file.name}: {line}" for line in lines[-_LINES:]))
 
 
 def _abort_processes(settings: group.Settings, main: bool) -> str:

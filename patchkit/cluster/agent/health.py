@@ -201,9 +201,8 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     """
     words = ("show", "--property=MainPID", "--value", "--", unit)
     systemctl = run_for_user("systemctl", *words)
-    pid = 0  # as systemd says of a unit that does not run
-    if systemctl.output.strip().isdigit():
-        pid = int(systemctl.output)
+    # systemd says 0 of a unit that does not run.
+    pid = parse_whole(systemctl.output.strip()) or 0
 
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
@@ -242,15 +241,16 @@ def run_parts(
 
     Raises an error that is not expected.
     """
-    values = {}
-    errors = {}
     with ThreadPoolExecutor(len(parts)) as pool:
         futures = {name: pool.submit(part) for name, part in parts.items()}
-        for name, future in futures.items():
-            try:
-                values[name] = future.result()
-            except expected as error:
-                errors[name] = error
+
+    values = {}
+    errors = {}
+    for name, future in futures.items():
+        try:
+            values[name] = future.result()
+        except expected as error:
+            errors[name] = error
     return values, errors
 
 
@@ -261,8 +261,7 @@ def _read_environment(pid: int) -> Mapping[str, str]:
     """
     with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-        pairs = text.split("\0")
-        return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        return dict(pair.partition("=")[::2] for pair in text.split("\0"))
     return os.environ
 
 

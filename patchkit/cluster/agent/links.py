@@ -66,10 +66,7 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
 
         words = ssh_words(destination, *options)
         done = attempt(*words, "true", env=environment, timeout=30)
-        error = {}
-        if done.trouble:
-            error = error_fields(ssh_error(done, destination))
-
+        error = error_fields(ssh_error(done, destination)) if done.trouble else {}
         links.append(PeerLink(words=words, error=error))
     return links
 

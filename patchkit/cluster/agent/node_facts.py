@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +32,7 @@ from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError, record
 from patchkit.runtime.host.host import Host, Software
-from patchkit.runtime.host.machine_root import LIVE
+from patchkit.runtime.host.machine_root import LIVE, parse_whole
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.python.distributions import (
@@ -43,7 +44,6 @@ from patchkit.runtime.python.distributions import (
 from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
 
-_UNLIMITED = 2**64 - 1
 # Projects whose RECORD is compared, since ranks load their files; of others, only the version is.
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
 _SMALL = BYTES_PER_MIB  # bytes: the content of larger files, weights, is not read
@@ -155,19 +155,14 @@ def look_at_node(
 def _read_memlock() -> int | None:
     """Return how many bytes of memory a unit of this user may lock, None for no limit."""
     words = ("show", "--property=DefaultLimitMEMLOCK", "--value")
-    limit = run_for_user("systemctl", *words).output.strip()
-
-    if limit.isdigit() and int(limit) < _UNLIMITED:
-        return int(limit)
-    return None
+    # For no limit systemd says "infinity", or 2**64 - 1, which has 20 digits.
+    return parse_whole(run_for_user("systemctl", *words).output.strip())
 
 
 def _systemd_version() -> int:
     """Return the release of systemd, 0 if it is unknown."""
-    words = attempt("systemctl", "--version").output.split()
-    if len(words) > 1 and words[1].isdigit():
-        return int(words[1])
-    return 0
+    version = re.match(r"systemd (\d+)", attempt("systemctl", "--version").output)
+    return int(version[1]) if version else 0
 
 
 @frozen
@@ -270,17 +265,17 @@ def python_contents(path: Sequence[str], software: Software | None) -> PythonCon
     nccl = {}
     if software:
         copies = {"vllm": software.vllm_nccl, "torch": software.torch_nccl}
-        for name, copy in copies.items():
-            if copy and copy.path:
-                content = sha256_if_readable(Path(copy.path))
-                nccl[name] = (copy.version, content)
+        nccl = {
+            name: (copy.version, sha256_if_readable(Path(copy.path)))
+            for name, copy in copies.items()
+            if copy and copy.path
+        }
 
-    lost = lost_files(path, STEM)
     return PythonContents(
         versions=versions,
         digests=digests,
         nccl=nccl,
-        lost=lost,
+        lost=lost_files(path, STEM),
     )
 
 

@@ -145,17 +145,14 @@ def _count_starts(unit: str) -> int:
 
 def _last_kill_of_watch(unit: str) -> str:
     """Return when and why a watch last killed the server within a day, "" if it did not."""
-    kill = None
+    kill = ""
     # Without a journal the rest of the state is still of use.
     with suppress(HostError):
         for line in read_journal([unit], since="-24h"):
             if line.text.startswith("frozen: "):
-                kill = line
-
-    if kill is None:
-        return ""
-    clock = time.localtime(kill.time / 1e6)
-    return time.strftime("%F %T ", clock) + kill.text
+                clock = time.localtime(line.time / 1e6)
+                kill = time.strftime("%F %T ", clock) + line.text
+    return kill
 
 
 def read_settings(name: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ trouble.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -51,7 +50,7 @@ class NodeTroubles:
 
 def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     """Return the troubles of this node; ``settings`` are those of its last start, {} for none."""
-    addresses = tuple(_own_addresses())
+    addresses = _own_addresses()
     lost = str(settings.get("address", ""))
     if not addresses or lost in addresses:
         lost = ""
@@ -67,7 +66,7 @@ def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:
     return NodeTroubles(
         disks=tuple(disk_rooms(["~", _STATE])),
         killed=tuple(killed[-_MOST:]),
-        addresses=addresses,
+        addresses=tuple(addresses),
         lost=lost,
     )
 
@@ -77,12 +76,10 @@ def memory_kills(kernel: Sequence[str], now: float) -> Iterator[str]:
 
     ``kernel`` are lines of its log, ``now`` is in seconds since 1970.
     """
-    for line in kernel:
-        if kill := _KILLED.match(line):
+    for moment, kill in _read_kills(kernel):
+        if now - moment < _RECENT:
             clock, process, name = kill.groups()
-            with suppress(ValueError):
-                if now - datetime.fromisoformat(clock).timestamp() < _RECENT:
-                    yield f"{name} (process {process}) at {clock.replace('T', ' ')}"
+            yield f"{name} (process {process}) at {clock.replace('T', ' ')}"
 
 
 def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
@@ -90,11 +87,18 @@ def own_kills(kernel: Sequence[str], user: int) -> Iterator[tuple[int, str]]:
 
     Each line comes with its time, in microseconds since 1970.
     """
+    for moment, kill in _read_kills(kernel):
+        if re.search(rf"\bUID:{user}\b", kill.string):
+            yield round(moment * 1e6), kill.string.partition(" ")[2]
+
+
+def _read_kills(kernel: Sequence[str]) -> Iterator[tuple[float, re.Match[str]]]:
+    """Yield the lines about processes that the kernel ended for memory, with their times."""
     for line in kernel:
-        clock, _, text = line.partition(" ")
-        if _KILLED.match(line) and re.search(rf"\bUID:{user}\b", text):
-            with suppress(ValueError):
-                yield round(datetime.fromisoformat(clock).timestamp() * 1e6), text
+        with suppress(ValueError):
+            if kill := _KILLED.match(line):
+                clock = line.partition(" ")[0]
+                yield datetime.fromisoformat(clock).timestamp(), kill
 
 
 def _unit_kills(unit: str, text: str) -> Iterator[str]:
@@ -107,12 +111,7 @@ def _unit_kills(unit: str, text: str) -> Iterator[str]:
             yield f"a process of {unit} at {line[:19].replace('T', ' ')}"
 
 
-def _own_addresses() -> Iterator[str]:
-    """Yield the IPv4 addresses by which other machines may reach this node."""
-    words = ("ip", "-json", "-4", "address", "show", "scope", "global")
-    text = attempt(*words).output
-
-    with suppress(ValueError, TypeError, LookupError, AttributeError):
-        for netdev in json.loads(text):
-            for address in netdev["addr_info"]:
-                yield str(address["local"])
+def _own_addresses() -> list[str]:
+    """Return the IPv4 addresses by which other machines may reach this node."""
+    words = ("ip", "-oneline", "-4", "address", "show", "scope", "global")
+    return re.findall(r" inet ([\d.]+)", attempt(*words).output)

@@ -77,9 +77,20 @@ def read_journal(
     follow: bool = False,
 ) -> Iterator[JournalLine]:
     """Yield the journal of units as ``read_units`` does, without the kernel's kills."""
+    words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
+    if since:
+        words.append(f"--since={since}")
+    if lines:
+        words.append(f"--lines={lines}")
+    if follow:
+        words.append("--follow")
+    # Lines of a unit, or of systemd about the unit; both of this user. "+" means "or".
+    for unit in units:
+        for key in ("_SYSTEMD_USER_UNIT", "USER_UNIT"):
+            words += [f"{key}={unit}", f"_UID={os.getuid()}", "+"]
+
     count = 0
-    words = _journal_words(units, since, lines, follow)
-    with Follow(*words, given=()) as journal:
+    with Follow(*words[:-1], given=()) as journal:
         for text in journal:
             if line := _read_entry(text):
                 count += 1
@@ -91,28 +102,6 @@ def read_journal(
     if not count:
         # Raises HostError if there is no line because there is no systemd.
         list(unit_states(units))
-
-
-def _journal_words(
-    units: Sequence[str],
-    since: str,
-    lines: int,
-    follow: bool,
-) -> list[str]:
-    """Return the words of journalctl for the lines of units."""
-    words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
-    if since:
-        words.append(f"--since={since}")
-    if lines:
-        words.append(f"--lines={lines}")
-    if follow:
-        words.append("--follow")
-
-    # Lines of a unit, or of systemd about the unit; both of this user. "+" means "or".
-    for unit in units:
-        for key in ("_SYSTEMD_USER_UNIT", "USER_UNIT"):
-            words += [f"{key}={unit}", f"_UID={os.getuid()}", "+"]
-    return words[:-1]
 
 
 def _read_entry(text: str) -> JournalLine | None:

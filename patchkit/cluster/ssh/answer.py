@@ -102,8 +102,7 @@ def encoded(value: object) -> str:
 
 def _sent_fields(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name, without those that hold a class."""
-    names = [field.name for field in fields(value)]
-    content = {name: getattr(value, name) for name in names}
+    content = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: part for name, part in content.items() if not isinstance(part, type)}
 
 

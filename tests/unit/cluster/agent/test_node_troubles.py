@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -13,7 +12,7 @@ from patchkit.cluster.agent.unit_journal import read_units
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from support import write_files
 
-NOW = time.mktime((2026, 11, 28, 18, 0, 0, 0, 0, -1))
+NOW = datetime(2026, 11, 28, 18, tzinfo=UTC).timestamp()
 # As `dmesg --time-format=iso` and `journalctl --output=short-iso` write them.
 KERNEL = (
     "2026-11-28T16:30:00,000001+00:00 Out of memory: Killed process 7 (an hour ago) total-vm:9kB",
