@@ -104,8 +104,6 @@ def _preset(preset: Preset) -> tuple[str, ...]:
     ]
     flags += [f"`{name}={value}`" for name, value in preset.variables.items()]
     about = f"{preset.note} " if preset.note else ""
-    if preset.measured_with:
-        about += f"Measured with {preset.measured_with}. "
     if preset.differs:
         reasons = " ".join(f"`{name}`: {why}" for name, why in preset.differs.items())
         about += f"Not as upstream's recipe: {reasons} "

@@ -164,6 +164,7 @@ def serve_command(
     is_short = preset and model.lower() == preset.name.lower()
     if preset and is_short and not Path(model).is_dir():
         model = preset.id
+
     serving = ServeRequest(
         model=model,
         node=node,
@@ -175,6 +176,7 @@ def serve_command(
         checkpoint=find_checkpoint(model, os.environ),
         choice=choice,
     )
+
     drafting = json.loads(find_drafter(serving).setting or "{}")
     if drafter := drafting.get("model"):
         serving = replace(serving, drafter_gib=weights_gib(drafter, os.environ))

@@ -36,7 +36,7 @@ from patchkit.runtime.host.machine_root import LIVE, parse_whole
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.python.distributions import (
-    LostFile,
+    Owner,
     find_distributions,
     lost_files,
     read_header,
@@ -177,7 +177,7 @@ class PythonContents:
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     nccl: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    lost: tuple[LostFile, ...] = ()
+    lost: tuple[Owner, ...] = ()
 
 
 def examine(

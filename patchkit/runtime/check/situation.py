@@ -56,12 +56,14 @@ def add_situation(
         release(requested.get(project) or "0")
 
     content = checked.content
+
     # Each version once, at its first place.
     stated = [*_image_versions(content), *_pinned_versions(checked.text)]
     first_places: dict[tuple[str, str], StatedVersion] = {}
     for version in sorted(stated, key=attrgetter("line")):
         first_places.setdefault((version.project, version.version), version)
     versions = [*first_places.values()]
+
     stated_facts = _judge_versions(versions)
     found_facts = {**_host_facts(host, content), **stated_facts}
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
@@ -81,6 +82,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         may_be_judged = variable.is_literal and not is_of_file
         named = [rule for rule in avoids if may_be_judged and name in rule.variables]
         advised = [rule for rule in named if rule.matches(variable.value)]
+
         for rule in advised:
             what = f"{variable.shown} is advised against"
             yield build_rule_finding(rule, variable.line, what, rule.reason, name)
@@ -155,7 +157,10 @@ def _hint_at_unknown(
     meant = reader.slips.find_meant(name)
     if meant and _can_have_value(meant, variable, checked.role):
         return f"did you mean {meant}?"
-    if is_used or _has_owner(name):
+
+    owners = read_env_data("owners")["owner"]
+    forms = chain.from_iterable(row["names"] for row in owners)
+    if is_used or any(fnmatchcase(name, form) for form in forms):
         return ""
 
     is_upstream = checked.runs_upstream(variable.block)
@@ -179,13 +184,6 @@ def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
         return False
 
     return not any(find_value_problems(name, variable.value, role))
-
-
-def _has_owner(name: str) -> bool:
-    """Return whether owners.toml has a program, a script or an image that uses a name."""
-    owners = read_env_data("owners")["owner"]
-
-    return any(fnmatchcase(name, form) for row in owners for form in row["names"])
 
 
 def check_values(checked: CheckedText) -> Iterator[Finding]:
@@ -242,7 +240,11 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables and flags that a launch reads and whose values are placeholders."""
     for variable in checked.content.literals:
         is_open = is_placeholder(variable.name, variable.value)
-        if is_open and _is_of_launch(variable.name):
+        # `check_secrets` finds the placeholders of secrets.
+        if not is_open or is_secret(variable.name):
+            continue
+
+        if _LAUNCH_NAMES.fullmatch(variable.name):
             is_needed = _NEEDED_NAMES.fullmatch(variable.name) is not None
             yield build_finding("placeholder", variable, is_error=is_needed)
 
@@ -251,16 +253,6 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
             address = flag.value.rpartition(":")[0] or flag.value
             if is_placeholder("_IP", address):
                 yield build_finding("placeholder", flag, is_error=True)
-
-
-def _is_of_launch(name: str) -> bool:
-    """Return whether the launch of a server reads a variable, and it holds no secret.
-
-    ``check_secrets`` finds the placeholders of secrets.
-    """
-    if is_secret(name):
-        return False
-    return _LAUNCH_NAMES.fullmatch(name) is not None
 
 
 def check_contradictions(checked: CheckedText) -> Iterator[Finding]:

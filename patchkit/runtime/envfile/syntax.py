@@ -172,6 +172,7 @@ def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
         if parts.get("quoted") is not None:
             pieces = _PIECES.findall(parts["quoted"])
             value = "".join(inner or sign for inner, sign in pieces)
+
             if kind is Format.SYSTEMD:
                 value = re.sub(r"\\(.)", r"\1", parts["quoted"])
             variables[parts["name"]] = value

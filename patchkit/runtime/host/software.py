@@ -41,8 +41,8 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
 
     return Software(
         python=python,
-        vllm=_package_version("vllm", facts.vllm, facts),
-        torch=_package_version("torch", facts.torch, facts),
+        vllm=find_version(facts.path, "vllm") if facts.vllm else "",
+        torch=find_version(facts.path, "torch") if facts.torch else "",
         # The second one beside nightly builds of torch.
         triton=find_version(facts.path, "triton", "pytorch_triton"),
         transformers=find_version(facts.path, "transformers"),
@@ -93,30 +93,6 @@ def _cuda_major(toolkit: Path) -> int:
         return int(facts["cuda"]["version"].partition(".")[0])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-
-
-def _package_version(
-    package: str,
-    origin: str | None,
-    facts: startup.InterpreterFacts,
-) -> str:
-    """Return the version of a package, "" if it is not installed.
-
-    Its sources, best first: the distribution beside the package, the package's own file, any
-    distribution on the path.
-    """
-    if origin is None:
-        return ""
-    home = Path(origin).parent
-    if beside := find_version([str(home.parent)], package):
-        return beside
-
-    file = home / _VERSIONS[package]
-    if file.is_file():
-        match = _VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
-        if match:
-            return match["version"]
-    return find_version(facts.path, package)
 
 
 def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:

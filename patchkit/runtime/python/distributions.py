@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
 
@@ -14,26 +14,14 @@ _SUFFIX = ".dist-info"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A distribution that has installed a file."""
+    """A distribution, and the file that it has installed."""
 
     project: str
     version: str
-
-    def __str__(self) -> str:
-        return f"{self.project} {self.version}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostFile(Owner):
-    """A file that a RECORD lists and that does not exist.
-
-    Pip deleted it when it uninstalled another package that has a file of the same path.
-    """
-
     path: str
 
     def __str__(self) -> str:
-        return f"{self.path}, which {self.project} {self.version} has installed"
+        return f"{self.project} {self.version}"
 
 
 def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
@@ -89,6 +77,7 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
 
     for home in sorted(chain.from_iterable(find_distributions(path).values())):
         # torch's RECORD has thousands of lines, so select the lines before parsing them as CSV.
+        project, _dash, version = home.name.removesuffix(_SUFFIX).rpartition("-")
         lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
 
         for row in csv.reader(lines):
@@ -96,7 +85,8 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
                 continue
 
             file = os.path.realpath(home.parent / row[0])
-            owner = _read_owner(home)
+            name = read_header(home, "Name") or project
+            owner = Owner(name, read_header(home, "Version") or version, file)
             owners = owners_by_file.get(file, ())
             if owner not in owners:
                 owners_by_file[file] = (*owners, owner)
@@ -104,26 +94,14 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     return owners_by_file
 
 
-def _read_owner(home: Path) -> Owner:
-    project, _dash, version = home.name.removesuffix(_SUFFIX).rpartition("-")
+def lost_files(path: Iterable[str], stem: str) -> tuple[Owner, ...]:
+    """Return the files that a RECORD lists and that do not exist, with their distributions.
 
-    return Owner(
-        read_header(home, "Name") or project, read_header(home, "Version") or version
-    )
-
-
-def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
-    """Return the files that a RECORD lists and that do not exist.
-
+    Pip deleted them when it uninstalled another package that has a file of the same path.
     ``path`` is ``sys.path``; only file names that begin with ``stem`` are looked at.
     """
-    files = []
-
-    for place, owners in find_owners(path, stem).items():
-        if not os.path.lexists(place):
-            files += [LostFile(path=place, **asdict(owner)) for owner in owners]
-
-    return tuple(files)
+    owners = chain.from_iterable(find_owners(path, stem).values())
+    return tuple(owner for owner in owners if not os.path.lexists(owner.path))
 
 
 def _read_lines(place: Path) -> list[str]:

@@ -98,7 +98,10 @@ def find_loaded_nccl(python: str, environment: startup.Environment) -> NcclRepor
         warnings=(),
     )
 
-    lost = (f"{file}, is gone" for file in lost_files(facts.path, startup.STEM))
+    lost = (
+        f"{owner.path}, which {owner} has installed, is gone"
+        for owner in lost_files(facts.path, startup.STEM)
+    )
     return replace(report, warnings=(*_find_warnings(report), *lost))
 
 

@@ -338,7 +338,11 @@ def choose_for_vllm(started: Process) -> Choice:
     if not named and not started.facts.cuda:
         return Choice(None, "torch is built without CUDA, so vLLM looks for no libnccl")
     if named and "/" in named:
-        return _choose_named(started, named)
+        library = started.map_file(named, f"{_VARIABLE} names it")
+        if library is None:
+            return Choice(None, f"{_VARIABLE} is {named}, which cannot be loaded")
+
+        return Choice(library.path, f"{_VARIABLE} names it")
 
     name = named or SONAME
     for mapped in started.mapped:
@@ -353,14 +357,3 @@ def choose_for_vllm(started: Process) -> Choice:
     if library is None:
         return Choice(None, f"vLLM asks for {name}, and the loader finds none")
     return Choice(library.path, f"vLLM asks for {name}, and the loader finds it")
-
-
-def _choose_named(started: Process, path: str) -> Choice:
-    """Return the libnccl that VLLM_NCCL_SO_PATH names, with path None if it cannot be loaded."""
-    why = f"{_VARIABLE} names it"
-    library = started.map_file(path, why)
-
-    if library is None:
-        return Choice(None, f"{_VARIABLE} is {path}, which cannot be loaded")
-
-    return Choice(library.path, why)

@@ -64,7 +64,6 @@ class Preset:
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)
     variables: Values = field(default_factory=dict)
     drafter: str = ""
-    measured_with: str = ""
     build: str = ""
     needs_token: bool = False
     instead: str = ""

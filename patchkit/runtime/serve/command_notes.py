@@ -70,7 +70,7 @@ def model_notes(request: ServeRequest) -> Iterator[str]:
             yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
         return
 
-    yield from _preset_notes(preset, vllm)
+    yield from _preset_notes(preset)
     if request.weights and request.memory.gib and nodes < preset.nodes:
         place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
         yield f"it fits {place}, and is meant for {preset.nodes}"
@@ -93,12 +93,10 @@ def _weight_notes(request: ServeRequest) -> Iterator[str]:
         yield request.memory.note
 
 
-def _preset_notes(preset: Preset, vllm: str) -> Iterator[str]:
+def _preset_notes(preset: Preset) -> Iterator[str]:
     """Yield notes on what a preset needs, and on how well it is known to work."""
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
-    if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
-        yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
     if preset.variables:
         pairs = [f"{name}={value}" for name, value in preset.variables.items()]
         command = quoted("patchkit", "env", "--model", preset.id)

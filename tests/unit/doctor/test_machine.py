@@ -21,7 +21,7 @@ from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.finding import Level
 from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.python.distributions import LostFile
+from patchkit.runtime.python.distributions import Owner
 from patchkit.wheel.device.installed_code import look_at_device_code
 from support import clusters, hosts
 from support.clusters import image_facts
@@ -197,9 +197,7 @@ PIP = "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"
     ("placed", "cure"), [(False, PIP), (True, "patchkit cluster install")]
 )
 def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cure):
-    file = LostFile(
-        path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7"
-    )
+    file = Owner(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
     contents = replace(well.contents, lost=(file,), nccl={})
     report = replace(well, contents=contents, placed=well.placed if placed else None)
     found = next(each for each in machine_findings(report) if each.about == "nccl-lost")
