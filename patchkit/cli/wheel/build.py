@@ -228,7 +228,7 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
 @option(
     "--source NAME=WHAT",
     "sources",
-    "Source of a project: folder, archive, commit.",
+    "Source of a project: folder, commit.",
     multiple=True,
 )
 @option("--requirements", "Lock of the build's environment.", type=PRESENT_PATH)

@@ -62,11 +62,10 @@ from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_platform
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
-    known_overrides,
     lift_override,
     record_override,
 )
-from patchkit.wheel.wheelhouse.pins import pins_in, sources_of
+from patchkit.wheel.wheelhouse.pins import sources_of
 from patchkit.wheel.wheelhouse.resolve import NodePlatform
 from patchkit.wheel.wheelhouse.storage import (
     REQUIREMENTS,
@@ -103,8 +102,8 @@ def list_wheels(house: Path, verbose: bool) -> Blocks:
             "wheels": wheels,
         }
     )
-    built = [entry for entry in wheels if entry.kind is Kind.BUILT]
-    dependencies = [entry for entry in wheels if entry.kind is not Kind.BUILT]
+    built = manifest.built
+    dependencies = manifest.dependencies
     listed = [*built, *dependencies] if verbose else built
     heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
     yield from table(map(_entry_row, listed), heads=heads)
@@ -253,10 +252,7 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
 def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
     """Take another version than a wheel pins, on the record.
 
-    Without a pin: list the recorded overrides, and those that known bugs suggest.
-
     \b
-      patchkit wheelhouse override
       patchkit wheelhouse override nvidia-nccl-cu13==2.30.7
       patchkit wheelhouse override --remove nvidia-nccl-cu13
 
@@ -269,7 +265,7 @@ def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
         raise UsageError(what, hint="say one of them")
 
     # This raises first if there is no wheelhouse, or a change of it is unfinished.
-    overrides = load_manifest(house).overrides
+    load_manifest(house)
     if pin:
         try:
             exact = ExactPin(pin)
@@ -285,8 +281,8 @@ def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
         override = lift_override(house, remove)
         state = "lifted"
     else:
-        yield from _overrides_blocks(house, overrides)
-        return
+        hint = "patchkit verify lists what is recorded, and what known bugs suggest"
+        raise UsageError("name a pin: PROJECT==VERSION", hint=hint)
 
     yield Record(
         {
@@ -301,22 +297,6 @@ def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
         yield next_verb("build", "nccl", "--dir", house)
     else:
         yield next_verb("verify", house)
-
-
-def _overrides_blocks(house: Path, overrides: Sequence[Override]) -> Blocks:
-    """Yield the overrides that are recorded, then those that known bugs suggest."""
-    offers = known_overrides(pins_in(house), overrides)
-    yield Record(
-        {
-            "dir": house,
-            "overrides": overrides,
-            "offers": offers,
-        }
-    )
-    yield from _override_lines(overrides)
-    yield from _offer_lines(house, offers)
-    if not overrides:
-        yield f"{house}: no overrides"
 
 
 def _offer_lines(house: Path, offers: Iterable[Override]) -> Lines:

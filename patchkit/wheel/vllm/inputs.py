@@ -2,12 +2,12 @@
 
 Where a source comes from, in this order:
 
-1. ``--source OPTION=WHAT``: a folder; an archive; ``git+URL@COMMIT``; or upstream's own wheel of
+1. ``--source OPTION=WHAT``: a folder; ``git+URL@COMMIT``; or upstream's own wheel of
    the release that is built (``vllm==VERSION``), as it is installed
 2. git, which fetches the one commit and the commits of its submodules.
 
-A commit id proves the contents, since git checks every object. A folder or an archive is recorded
-by the digest of its contents, with the note that it was not compared with the pin.
+A commit id proves the contents, since git checks every object. A folder is recorded by the
+digest of its contents, with the note that it was not compared with the pin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.digests import sha256_of, tree_digest
+from patchkit.digests import tree_digest
 from patchkit.errors import (
     ProofError,
     SourceError,
@@ -56,7 +56,6 @@ _SPDX = re.compile(
 )
 _COMMENT = re.compile(r"/\*(?P<text>.*?)\*/", re.DOTALL)
 _EDGE = re.compile(r"^[ \t]*\*+[ \t]?|\*+[ \t]*$", re.MULTILINE)
-_ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
@@ -214,7 +213,7 @@ def _find_source(
     *,
     offline: bool,
 ) -> FoundSource:
-    """Return the source that ``spec`` names: a folder, an archive, or ``git+URL@COMMIT``.
+    """Return the source that ``spec`` names: a folder, or ``git+URL@COMMIT``.
 
     If ``spec`` is "", it is the commit that upstream pins. Raises UsageError for any other text.
     """
@@ -231,16 +230,11 @@ def _find_source(
         fill = partial(_copy_folder, place.absolute(), known.folder)
         return FoundSource(identity, False, fill)
 
-    if place.is_file() and spec.endswith(_ARCHIVES):
-        identity = f"archive {place.name}, sha256:{sha256_of(place)}"
-        return FoundSource(identity, False, partial(unpack, place.absolute()))
-
     git = parse_git(spec)
     if git is None:
-        endings = ", ".join(_ARCHIVES)
         raise UsageError(
-            f"--source {known.option}={spec}: there is no such folder or archive",
-            why=f"the path is mistyped, or the file has another ending than {endings}",
+            f"--source {known.option}={spec}: there is no such folder",
+            why="the path is mistyped, or it is an archive, which is to be unpacked first",
         )
     return _commit_input(wanted, git.url, git.commit, "", offline=offline)
 
@@ -405,7 +399,7 @@ def upstream_parts(
         raise SourceError(
             f"upstream's wheel of vLLM {release} for {cpu} is not locked",
             why="that is no release, or one that this patchkit does not know",
-            hint="name a folder, an archive or git+URL@COMMIT with --source",
+            hint="name a folder or git+URL@COMMIT with --source",
         )
 
     path = fetch("vllm", release, entries, offline=offline, progress=progress)

@@ -283,7 +283,7 @@ class ManifestEntry:
     @property
     def held(self) -> bool:
         """Return whether the wheel's file belongs in the folder."""
-        return self.kind in (Kind.BUILT, Kind.DEPENDENCY)
+        return self.kind is not Kind.LOCKED
 
     def fields(self) -> dict[str, Any]:
         return {

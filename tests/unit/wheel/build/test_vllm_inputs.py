@@ -98,15 +98,12 @@ def test_a_commit_comes_once_with_the_submodules_that_it_names(
     assert take(flashmla, offline=True) == got
 
 
-@pytest.mark.parametrize("kind", ["folder", "archive"])
-def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, tmp_path, kind):
+def test_a_folder_is_recorded_by_its_digest(take, tmp_path):
     facts = []
     for text in ("// one\n", "// two\n"):
         place = write_files(
             tmp_path / "top", {"qutlass/csrc/bindings.cpp": text, ".git/config": "x"}
         )
-        if kind == "archive":
-            place = shutil.make_archive(str(tmp_path / "x"), "gztar", tmp_path, "top")
         got = take(QUTLASS, given=[f"qutlass={place}"])
         folder = tmp_path / "sources/qutlass"
         assert (folder / "qutlass/csrc/bindings.cpp").read_text() == text
@@ -158,7 +155,7 @@ def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, tmp_path):
         ("cutlass", UsageError, "not OPTION=WHAT"),
         ("cutlas=x", UsageError, "no source or extension is called 'cutlas'"),
         ("flashmla=/tmp", UsageError, "this build takes no flashmla"),
-        ("qutlass=/nowhere", UsageError, "there is no such folder or archive"),
+        ("qutlass=/nowhere", UsageError, "there is no such folder"),
         (
             "qutlass=git+https://example.org/q@main",
             UsageError,
