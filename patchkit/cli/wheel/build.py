@@ -316,11 +316,9 @@ def build_vllm_wheel(
         tools,
         title=f"vllm {order.version}",
         device=f"{order.request.target.title}, {built.facts['archs']}",
-        checks=[*checks, *built.circumstances, *built.proofs],
+        checks=checks,
         notes=list(map(note, built.notes)),
         reduced=bool(parts),
-        proofs=built.proofs,
-        circumstances=built.circumstances,
     )
 
 
@@ -392,12 +390,11 @@ def built_blocks(
     checks: Sequence[str],
     notes: Sequence[str],
     reduced: bool,
-    **fields: object,
 ) -> Blocks:
     """Put a wheel into the wheelhouse; yield the report of its build, and the next steps.
 
     ``began`` is the time.monotonic() of the start. ``checks`` are lines about proofs, ``notes``
-    lines to heed. A ``reduced`` wheel is for tests only. ``fields`` are added to the record.
+    lines to heed. A ``reduced`` wheel is for tests only.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
@@ -407,7 +404,8 @@ def built_blocks(
             "facts": built.facts,
             "log": built.log,
             "seconds": round(seconds, 1),
-            **fields,
+            "proofs": built.proofs,
+            "circumstances": built.circumstances,
         }
     )
 
@@ -417,7 +415,8 @@ def built_blocks(
 
     yield bold(title) + f"  →  {device}, {machine}"
     yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
-    yield from (GOOD + check for check in checks)
+    for check in (*checks, *built.circumstances, *built.proofs):
+        yield GOOD + check
     yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
     if reduced:
         yield note("reduced: for tests, not for use")

@@ -48,9 +48,9 @@ from patchkit.cli.render import (
 )
 from patchkit.errors import UsageError
 from patchkit.finding import worst
-from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import cache_variables
+from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.wheelhouse.containerfile import (
     CACHE_HOME,
@@ -116,7 +116,7 @@ def list_wheels(house: Path, verbose: bool) -> Blocks:
 
     if not wheels:
         yield f"{house} holds no wheels"
-        yield next_verb("repack", f"vllm=={load_recipe('vllm').newest}", "--dir", house)
+        yield next_verb("repack", first_example(), "--dir", house)
     elif not dependencies:
         yield next_verb("wheelhouse", "fill", "--dir", house)
 
@@ -193,12 +193,13 @@ def fill_wheels(
             lock_only=lock_only,
             progress=report("downloading"),
         )
+    dependencies = filled.manifest.dependencies
     overrides = filled.manifest.overrides
     yield Record(
         {
             "dir": house,
             **asdict(node),
-            "dependencies": filled.dependencies,
+            "dependencies": dependencies,
             "overrides": overrides,
             "new": filled.new,
             "gone": filled.gone,
@@ -211,10 +212,10 @@ def fill_wheels(
         yield from (style("- ", fg="red") + name for name in filled.gone)
 
     state = "locked" if lock_only else "there and locked"
-    size = sum(entry.size for entry in filled.dependencies) / 1e6
+    size = sum(entry.size for entry in dependencies) / 1e6
     hint = "" if verbose else "; -v lists them"
     changes = f"{len(filled.new)} new, {len(filled.gone)} gone{hint}"
-    count = f"{len(filled.dependencies)} dependencies {state}"
+    count = f"{len(dependencies)} dependencies {state}"
     yield f"{count}, {size:,.0f} MB, for {node}: {changes}"
 
     if torch := filled.torch:
@@ -371,8 +372,7 @@ def _require_wheels(house: Path, verified: Verified) -> None:
     if verified.entries or verified.findings:
         return
 
-    newest = f"vllm=={load_recipe('vllm').newest}"
-    repack = quoted("patchkit", "repack", newest, "--dir", house)
+    repack = quoted("patchkit", "repack", first_example(), "--dir", house)
     raise UsageError(
         f"{house}: holds no wheels",
         why="another folder is meant, or nothing was put there",

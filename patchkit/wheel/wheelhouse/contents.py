@@ -117,7 +117,11 @@ def add_wheel(
 
         # What is checked and committed is a copy, since the original may change in between.
         with stage_copy(house, wheel) as copy:
-            _require_whole(wheel, copy)
+            for fault in find_faults(copy):
+                what = f"{wheel}: {fault}"
+                why = "the wheel is damaged"
+                raise SourceError(what, why=why, hint="build it again")
+
             fresh = ManifestEntry(
                 name=name,
                 sha256=sha256_of(copy),
@@ -132,13 +136,6 @@ def add_wheel(
         replaced = "a dependency" if is_stock else f"an older build of {name.pinned}"
         say(f"{filename}: {replaced}, replaced")
     return house / name
-
-
-def _require_whole(wheel: Path, copy: Path) -> None:
-    for fault in find_faults(copy):
-        raise SourceError(
-            f"{wheel}: {fault}", why="the wheel is damaged", hint="build it again"
-        )
 
 
 def replace_dependencies(

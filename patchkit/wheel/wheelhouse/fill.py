@@ -48,9 +48,10 @@ from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
     cuda_majors,
     find_contradicted,
+    find_ineffective,
     pins_in,
     read_listed_wheels,
-    require_effect,
+    require_none,
 )
 from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
@@ -76,7 +77,6 @@ class Filled:
     longer there. ``torch`` is None if no torch is among the dependencies.
     """
 
-    dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
     gone: tuple[str, ...]
     torch: Torch | None
@@ -149,11 +149,10 @@ def fill_wheelhouse(
     HostError, SourceError, StorageError, BusyError.
     """
     before = read_settled(house)
-    require_effect(house, before.overrides, pins_in(house))
+    require_none(find_ineffective(house, before.overrides, pins_in(house)))
 
     built = _read_built(house, before)
-    for wrong in find_contradicted(before.overrides, built):
-        raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
+    require_none(find_contradicted(before.overrides, built))
 
     cuda = cuda_majors(built)
     ours = [wheel.path for wheel in built if wheel.name.cpus & {node.machine, ANY}]
@@ -185,7 +184,6 @@ def fill_wheelhouse(
     old_names = {entry.name for entry in before.dependencies}
     names = {entry.name for entry in fresh}
     return Filled(
-        dependencies=tuple(fresh),
         new=tuple(sorted(names - old_names)),
         gone=tuple(sorted(old_names - names)),
         torch=torch,

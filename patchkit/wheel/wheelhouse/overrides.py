@@ -15,8 +15,9 @@ from patchkit.source.releases import ExactPin, load_facts
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.pins import (
     WheelPin,
+    find_ineffective,
     pins_in,
-    require_effect,
+    require_none,
     sources_of,
 )
 from patchkit.wheel.wheelhouse.storage import (
@@ -221,7 +222,7 @@ def _required_nccl(house: Path) -> dict[Version, str]:
     pins = pins_in(house)
     overrides = listed_manifest(house).overrides
 
-    require_effect(house, overrides, pins)
+    require_none(find_ineffective(house, overrides, pins))
     for override in overrides:
         if sources_of(override.takes.project):
             return {override.takes.version: str(override)}

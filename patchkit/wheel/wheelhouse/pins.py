@@ -218,11 +218,12 @@ def _read_requirements(path: Path) -> WheelMetadata:
     return metadata
 
 
-def without_effect(
+def find_ineffective(
+    house: Path,
     overrides: Iterable[Override],
     pins: Sequence[WheelPin],
-) -> Iterator[tuple[Override, str]]:
-    """Yield each override whose pin no wheel has, and the pins that wheels have now, in words."""
+) -> Iterator[Finding]:
+    """Yield a finding for each override whose pin no wheel has."""
     for override in overrides:
         project = override.pin.project
         present = [pin for pin in pins if pin.pin.project == project]
@@ -230,26 +231,20 @@ def without_effect(
             continue
 
         now = ", ".join(f"{pin.by} pins {pin.pin.version}" for pin in present)
-        yield override, now or f"nothing here pins {project}"
-
-
-def require_effect(
-    house: Path,
-    overrides: Iterable[Override],
-    pins: Sequence[WheelPin],
-) -> None:
-    """Raise UsageError if there is an override whose pin no wheel has."""
-    for override, now in without_effect(overrides, pins):
-        raise UsageError(
-            f"{house}: its override of {override.pin} has no effect: {now}",
-            why="it was recorded for other wheels",
-            hint=_lift_command(house, override),
+        now = now or f"nothing here pins {project}"
+        yield finding(
+            UsageError,
+            MANIFEST,
+            f"its override of {override.pin} has no effect: {now}",
+            wheelhouse_command("override", house, "--remove", project),
+            "it was recorded for other wheels",
         )
 
 
-def _lift_command(house: Path, override: Override) -> str:
-    project = override.takes.project
-    return wheelhouse_command("override", house, "--remove", project)
+def require_none(findings: Iterable[Finding]) -> None:
+    """Raise UsageError for the first of some findings."""
+    for wrong in findings:
+        raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
 
 
 def find_disagreements(
@@ -258,16 +253,7 @@ def find_disagreements(
     overrides: Sequence[Override],
 ) -> tuple[Finding, ...]:
     """Return findings, each only once, about everything that keeps wheels from working together."""
-    findings = [
-        finding(
-            UsageError,
-            MANIFEST,
-            f"has an override of {override.pin}: {now}",
-            _lift_command(house, override),
-            "an override holds for the pin that it was made for, and no other",
-        )
-        for override, now in without_effect(overrides, all_pins(wheels))
-    ]
+    findings = [*find_ineffective(house, overrides, all_pins(wheels))]
     findings += find_contradicted(overrides, wheels)
 
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.name.cpus} - {ANY}):
