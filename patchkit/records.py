@@ -191,7 +191,9 @@ def _tables_with(kind: type, wrong: RecordError) -> list[str]:
     if key in _fields_by_key(kind):
         tables.append("the lines above the first table")
 
-    for name, hint in get_type_hints(kind).items():
+    hints = get_type_hints(kind)
+    for name, part in _fields_by_key(kind).items():
+        hint = hints[part.name]
         is_array = get_origin(hint) is tuple
         entry = get_args(hint)[0] if is_array else hint
         if is_dataclass(entry) and key in _fields_by_key(cast("type", entry)):

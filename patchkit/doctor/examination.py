@@ -98,7 +98,7 @@ def examine_cluster(
     """
     reports = examine_nodes(cluster)
     head = reports[0]
-    url = f"http://127.0.0.1:{port or cluster.file.serve.port}"
+    url = f"http://127.0.0.1:{port or cluster.serve.port}"
     if head.placed and head.placed.url and not port:
         url = head.placed.url  # where `up` let the server listen
 
@@ -113,7 +113,7 @@ def examine_cluster(
         judged[0] = _add_server(head, answers, len(reports))
         of_server = _server_findings(head, answers, is_named=port > 0)
 
-    findings = cluster_findings(cluster.file, judged)
+    findings = cluster_findings(cluster, judged)
     if is_local and not head.placed:
         findings = [_as_needed_by_up(finding) for finding in findings]
 
@@ -150,7 +150,7 @@ def _ask_server(
             ServerAnswers,
             ask_server,
             url=url,
-            cluster=cluster.file.name,
+            cluster=cluster.name,
         )
     except PatchkitError as error:
         return error
@@ -230,7 +230,7 @@ def _judge_journals(
 
     # Read all lines since the server was started; if it does not run, the newest lines.
     head = reports[0]
-    since = _serving_since(head, cluster.file.unit)
+    since = _serving_since(head, cluster.unit)
     journal = read_group_journal(
         cluster,
         since=since,
@@ -313,36 +313,35 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
         reports.append(answer)
 
     if len(reports) > 1:
-        reports = _add_addresses(cluster.file, reports)
+        reports = _add_addresses(cluster, reports)
 
     return _meet_others(cluster, reports)
 
 
 def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
-    file = cluster.file
-    ports = {file.serve.port}
-    for needed in head_ports(file.serve).values():
+    ports = {cluster.serve.port}
+    for needed in head_ports(cluster.serve).values():
         ports.update(needed)
 
     sent = node.call(
         _SentAnswer,
         node_facts.examine,
-        name=file.name,
-        venv=file.venv,
+        name=cluster.name,
+        venv=cluster.venv,
         units=cluster.units_of(node),
         ports=sorted(ports),
         folders=[
             "~",
-            file.venv,
-            file.model_folder,
+            cluster.venv,
+            cluster.model_folder,
             *_WRITTEN,
         ],
-        image=file.serve.image_asked,
+        image=cluster.serve.image_asked,
     )
 
     placed = None
     if sent.facts:
-        placed = placed_files(sent.facts.files, file.unit)
+        placed = placed_files(sent.facts.files, cluster.unit)
     report = NodeReport(
         **{part.name: getattr(sent, part.name) for part in fields(NodeAnswer)},
         node=node.destination,
@@ -388,10 +387,10 @@ def _add_addresses(
     one that a start would take now; without either the written one remains.
     """
     addressed: list[NodeReport] = []
-    for node, report in zip(file.node, reports, strict=True):
+    for node, report in zip(file.members, reports, strict=True):
         report = replace(report, address=_written_address(node.address, report))
 
-        head_address = addressed[0].address if addressed else file.head.address
+        head_address = addressed[0].address if addressed else file.members[0].address
         report = _add_address(file, report, head_address, is_head=not addressed)
         addressed.append(report)
     return addressed
@@ -430,7 +429,7 @@ def _add_address(
             host,
             role="head" if is_head else "worker",
             topology=file.serve.topology,
-            nodes=len(file.node),
+            nodes=len(file.members),
             head=head_address,
             target=file.serve.target or host.target,
         )
@@ -451,7 +450,7 @@ def _meet_others(
 
     def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
         node, report = pair
-        return report if report.silence else _meet(cluster.file, node, report, reports)
+        return report if report.silence else _meet(cluster, node, report, reports)
 
     met = []
     pairs = list(zip(cluster.nodes, reports, strict=True))
@@ -524,7 +523,7 @@ def _meet(
 
 def _ssh_links(file: ClusterFile, workers: Sequence[NodeReport]) -> list[list[str]]:
     """Return for each worker a list of the name by which the head reaches it, and its address."""
-    entries = zip(file.node[1:], workers, strict=True)
+    entries = zip(file.members[1:], workers, strict=True)
     return [[entry.from_head, worker.address] for entry, worker in entries]
 
 

@@ -123,7 +123,7 @@ def collect_proof(
     if report.facts is None:
         raise HostError(report.why_not("facts"))
 
-    software = require_vllm(report.facts, cluster.file.venv)
+    software = require_vllm(report.facts, cluster.venv)
     host = report.facts.host
 
     tell("libraries: their device code")

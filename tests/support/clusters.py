@@ -13,7 +13,8 @@ from patchkit.cluster.agent.node_facts import (
 from patchkit.cluster.agent.node_state import GroupProcess, NodeState
 from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import ClusterNode, ServeChoices
 from patchkit.cluster.launch.ranks import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
@@ -78,14 +79,14 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
 def cluster(*nodes, **serve):
     """Return a cluster file's content for nodes of these names."""
     members = tuple(ClusterNode(ssh=name) for name in nodes)
-    return ClusterFile(node=members, serve=ServeChoices(**serve))
+    return Cluster(members=members, serve=ServeChoices(**serve))
 
 
 def units_of(file, facts, model):
     """Return the units for a model, as if the head reached each worker by its own name."""
     served = served_model(file, model)
     ranks = planned_ranks(file, facts, served)
-    links = [("ssh", "-T", "--", each.from_head) for each in file.node[1:]]
+    links = [("ssh", "-T", "--", each.from_head) for each in file.members[1:]]
     return GroupUnits(
         cluster=file, model=served, ranks=tuple(ranks), links=tuple(links)
     )

@@ -38,7 +38,7 @@ from patchkit.cluster.bench.variants import (
     plan_cluster,
     venv_python,
 )
-from patchkit.cluster.launch.cluster_file import read_cluster_file
+from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.up import StartWatcher
 from patchkit.cluster.openai.server_answers import server_at
 from patchkit.doctor.symptoms.findings import explain_failed_start
@@ -175,8 +175,7 @@ def _planned_variants(
     ways = [options["url"], options["compare"], options["cluster"]]
     match list(filter(None, ways)):
         case []:
-            file = cluster_here(venv).file
-            yield plan_cluster(file, "served", model, venv, args)
+            yield plan_cluster(cluster_here(venv), "served", model, venv, args)
         case [str() as url]:
             server = server_at(url.rstrip("/").removesuffix("/v1"))
             python = venv_python(venv)

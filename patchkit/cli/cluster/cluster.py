@@ -37,7 +37,6 @@ from patchkit.cluster.agent.installation import InstalledVenv, NodeWheel, WheelL
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
-    ClusterFile,
     ClusterNode,
     new_cluster_text,
 )
@@ -113,11 +112,11 @@ def init_cluster(
     head, *workers = nodes
     members = [ClusterNode(ssh=head, address=address)]
     members += [ClusterNode(ssh=worker) for worker in workers]
-    cluster = Cluster(ClusterFile(node=tuple(members)))
+    cluster = Cluster(members=tuple(members))
     facts = cluster.facts()
 
     choices = _file_choices(facts, **given)
-    members, unreachable = _link_nodes(cluster.file, facts, choices)
+    members, unreachable = _link_nodes(cluster, facts, choices)
     findings = [*survey_nodes(nodes, facts), *unreachable]
 
     text = new_cluster_text(members, choices)
@@ -179,7 +178,7 @@ def _node_line(name: str, host: Host) -> str:
 
 
 def _link_nodes(
-    file: ClusterFile, facts: Sequence[NodeFacts], choices: dict[str, str]
+    cluster: Cluster, facts: Sequence[NodeFacts], choices: dict[str, str]
 ) -> tuple[list[ClusterNode], list[Finding]]:
     """Return the nodes, each with the name by which the head reaches it, and the broken links.
 
@@ -187,21 +186,23 @@ def _link_nodes(
     address of the worker's cable as ``peer``. If that fails, too, the link is broken.
     """
     try:
-        addresses = node_addresses(file, facts, choices)
+        addresses = node_addresses(cluster, facts, choices)
     except HostError as error:
         node, _, what = error.what.partition(": ")
         text = f"address: {what}"
-        return [*file.node], [finding(HostError, node, text, error.hint, error.why)]
+        return [*cluster.members], [
+            finding(HostError, node, text, error.hint, error.why)
+        ]
 
-    head, *workers = file.node
+    head, *workers = cluster.members
     members = [head]
     unreachable: list[Finding] = []
     for worker, address in zip(workers, addresses[1:], strict=True):
         user, at, _host = worker.ssh.rpartition("@")
         by_cable = replace(worker, peer=f"{user}{at}{address}")
 
-        if fault := _link_error(file, head, worker, address):
-            if _link_error(file, head, by_cable, address) is None:
+        if fault := _link_error(cluster, head, worker, address):
+            if _link_error(cluster, head, by_cable, address) is None:
                 worker = by_cable
             else:
                 text = f"link: {fault.what}"
@@ -213,11 +214,11 @@ def _link_nodes(
 
 
 def _link_error(
-    file: ClusterFile, head: ClusterNode, worker: ClusterNode, address: str
+    cluster: Cluster, head: ClusterNode, worker: ClusterNode, address: str
 ) -> HostError | None:
     """Return why the head cannot reach a worker; None if it can."""
     try:
-        Cluster(replace(file, node=(head, worker))).links([address])
+        replace(cluster, members=(head, worker)).links([address])
     except HostError as error:
         return error
     return None
@@ -250,14 +251,14 @@ def install_vllm(cluster: Cluster, house: Path, patched: bool, native: bool) -> 
 
     A running server keeps the old files until its next start. After an interrupt, run it again.
     """
-    lacks_image = patched and not cluster.file.serve.image
+    lacks_image = patched and not cluster.serve.image
     if lacks_image or (native and not patched):
         raise UsageError(
             "--apply is for an image that cluster.toml names, and --native goes with it",
             hint="wheels are patched before they are installed: patchkit repack vllm==X --native",
         )
 
-    if cluster.file.serve.image:
+    if cluster.serve.image:
         yield from _install_image(cluster, patched=patched, native=native)
     else:
         yield from _install_wheels(cluster, house)
@@ -281,7 +282,7 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
     nodes = []
     for result in brought:
         is_changed = result.before.current != result.venv.name
-        yield from _venv_lines(result, cluster.file.venv, is_changed=is_changed)
+        yield from _venv_lines(result, cluster.venv, is_changed=is_changed)
         change = {
             "node": result.node,
             "changed": is_changed,
@@ -292,7 +293,7 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
 
     yield Record(
         {
-            "venv": cluster.file.venv,
+            "venv": cluster.venv,
             "copies": copies,
             "nodes": nodes,
         }
@@ -332,13 +333,13 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
     notes: Sequence[str] = ()
     with progress() as report:
         pinned = resolve_image(cluster, report)
-        if pinned != cluster.file.serve.image:
+        if pinned != cluster.serve.image:
             pin_image(file, pinned)
             cluster = cluster.with_image(pinned)
             yield f"{file} pins {pinned}"
 
         if patched:
-            head = Cluster(replace(cluster.file, node=cluster.file.node[:1]))
+            head = replace(cluster, members=cluster.members[:1])
             install_image(head, report)
             add_needs = functools.partial(_add_needs, native=native)
             if built := patch_image(head, report, add_needs, native=native):
@@ -355,7 +356,7 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
         if result.sent:
             yield f"{result.node}: {sent_amount(result.sent)}"
             state = "loaded"
-        yield GOOD + f"{result.node}: {cluster.file.serve.local_image} {state}"
+        yield GOOD + f"{result.node}: {cluster.serve.local_image} {state}"
 
     yield Record(
         {

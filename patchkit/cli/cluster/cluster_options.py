@@ -9,13 +9,11 @@ from typing import Any
 
 from patchkit.cli.out import PATH, record_fields
 from patchkit.cli.render import Fields, Verb, flag, gigabytes, option, with_options
-from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster import Cluster, read_cluster_file
 from patchkit.cluster.launch.cluster_file import (
     FILE,
     VENV,
-    ClusterFile,
     ClusterNode,
-    read_cluster_file,
 )
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE
@@ -40,7 +38,7 @@ def cluster_option(verb: Verb) -> Verb:
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
         is_missing = file == FILE and not file.exists()
         is_alone = here or is_missing
-        cluster = cluster_here() if is_alone else Cluster(read_cluster_file(file))
+        cluster = cluster_here() if is_alone else read_cluster_file(file)
         return verb(*arguments, cluster=cluster, **options)
 
     return with_options(FILE_OPTION, _HERE_OPTION)(wrapped)
@@ -55,13 +53,7 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
         venv = str(Path(venv).absolute())
 
     node = ClusterNode(ssh=HERE)
-    return Cluster(
-        ClusterFile(
-            node=(node,),
-            venv=venv,
-            **choices,
-        )
-    )
+    return Cluster(members=(node,), venv=venv, **choices)
 
 
 def node_fields(node: str, answer: object, **more: object) -> Fields:

@@ -24,8 +24,8 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
+from patchkit.cluster.launch.cluster import read_cluster_file
+from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.doctor.archive import (
     pack_archive,
     require_new,
@@ -120,7 +120,7 @@ def _examine(
         return _examine_log(log, venv)
 
     if with_cluster or file is not None:
-        cluster = Cluster(read_cluster_file(file or FILE))
+        cluster = read_cluster_file(file or FILE)
         return examine_cluster(cluster, gpu=gpu, is_local=False)
 
     choices = {"serve": ServeChoices(port=port)} if port else {}
@@ -192,7 +192,7 @@ def proof_command(
 
     cluster = cluster_here(venv)
     if several or file:
-        cluster = Cluster(read_cluster_file(file or FILE))
+        cluster = read_cluster_file(file or FILE)
 
     random = "random weights, 4.6 GiB of memory; nothing is downloaded"
     tell(f"serves {model or random}")

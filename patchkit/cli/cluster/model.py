@@ -88,9 +88,9 @@ def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> B
         status_of_file(file)  # raises before hours of fetching, not after them
 
     head = cluster.head
-    python = f"{venv or cluster.file.venv}/bin/python"
+    python = f"{venv or cluster.venv}/bin/python"
     place = {
-        "models": cluster.file.model_folder,
+        "models": cluster.model_folder,
         "python": python,
         "repo": repo,
     }
@@ -149,7 +149,7 @@ def sync_models(specs: Sequence[str], cluster: Cluster) -> Blocks:
             "there is one node, and nothing to copy to",
             hint="name the nodes in cluster.toml: patchkit cluster init spark-1 spark-2",
         )
-    specs = specs or tuple(cluster.file.models)
+    specs = specs or tuple(cluster.models)
     if not specs:
         what = "no model is named, and none is pinned"
         raise UsageError(what, hint="name one: org/name")
@@ -246,18 +246,18 @@ def _state(model: ModelCheck) -> Shown:
 
 
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
-    folder = cluster.file.model_folder
+    folder = cluster.model_folder
 
     return [
         ModelNode(ssh=node.ssh, peer=node.from_head, models=folder)
-        for node in cluster.file.node
+        for node in cluster.members
     ]
 
 
 def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
     """Return repository and commit of ``REPO[@COMMIT]``; without COMMIT, the pinned one."""
     repo, commit = split_revision(spec)
-    return repo, commit or cluster.file.models.get(repo, "")
+    return repo, commit or cluster.models.get(repo, "")
 
 
 def _error_blocks(node: str, error: PatchkitError) -> Blocks:

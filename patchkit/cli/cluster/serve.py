@@ -391,7 +391,7 @@ def _head_troubles(cluster: Cluster, head: NodeState | None) -> Iterator[_Troubl
         return
 
     for unit in head.units:
-        if unit.text and unit.unit != cluster.file.guard_unit:
+        if unit.text and unit.unit != cluster.guard_unit:
             yield unit.text, ""
 
     for stranger in head.strangers:
@@ -420,7 +420,7 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
             line += f", but cluster.toml lists {names[0]} first"
             yield _trouble("head", line, again)
 
-    for member, (node, state) in zip(cluster.file.node, rows, strict=True):
+    for member, (node, state) in zip(cluster.members, rows, strict=True):
         if isinstance(state, PatchkitError):
             yield _trouble("silent", state.what, state.hint)
         elif lost := state.troubles.lost:
@@ -460,7 +460,7 @@ def _server_troubles(
         yield lead_word(word, colour) + text, ""
 
     if condition.unwatched:
-        unit = f"{cluster.file.guard_unit} is {condition.unwatched}"
+        unit = f"{cluster.guard_unit} is {condition.unwatched}"
         cure = quoted("patchkit", "up", condition.model) if condition.model else ""
         text = f"{name}: {unit}: nothing restarts a server that hangs"
         yield _trouble("not watched", text, cure)

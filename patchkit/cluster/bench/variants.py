@@ -13,7 +13,6 @@ from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.bench.benchmark import BenchLoad
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
 from patchkit.frozen import frozen
@@ -47,7 +46,7 @@ class PlannedVariant:
 
 
 def plan_cluster(
-    file: ClusterFile,
+    cluster: Cluster,
     name: str,
     model: str,
     venv: str,
@@ -59,13 +58,13 @@ def plan_cluster(
     this machine; UsageError for arguments that cluster.toml must not hold; what ``make_plan`` does.
     """
     try:
-        serve = replace(file.serve, args=(*file.serve.args, _NO_PREFIXES, *args))
+        serve = replace(cluster.serve, args=(*cluster.serve.args, _NO_PREFIXES, *args))
     except RecordError as error:  # a key among the words
         raise UsageError(str(error)) from None
 
-    cluster = Cluster(replace(file, serve=serve))
+    cluster = replace(cluster, serve=serve)
 
-    python = venv_python(venv or file.venv)
+    python = venv_python(venv or cluster.venv)
     if not Path(python).exists():
         raise HostError(
             f"{python} is not on this machine",

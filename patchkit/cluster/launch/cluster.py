@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from types import NoneType
 
 from patchkit.cluster.agent import links as on_head
@@ -19,48 +20,48 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_journal import JournalLine, read_units
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.cluster_file import FILE, ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error, ssh_command
 from patchkit.errors import HostError, PatchkitError
 from patchkit.frozen import frozen
+from patchkit.reading import require_file
+from patchkit.records import read_user_toml
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+@frozen
+class Cluster(ClusterFile):
     """The machines of a cluster file, each reached by ssh."""
-
-    file: ClusterFile
 
     @property
     def head(self) -> Remote:
-        return Remote(self.file.head.ssh)
+        return self.nodes[0]
 
     @property
     def nodes(self) -> list[Remote]:
-        return [Remote(node.ssh) for node in self.file.node]
+        return [Remote(member.ssh) for member in self.members]
 
     @property
     def units(self) -> list[str]:
         """Return the names of the units that the head may have; a worker has only the first."""
-        ray = self.file.unit_name("-ray")
+        ray = self.unit_name("-ray")
         return [
-            self.file.unit,
-            *self.file.watch_units,
+            self.unit,
+            *self.watch_units,
             ray,
-            self.file.guard_unit,
+            self.guard_unit,
         ]
 
     def units_of(self, node: Remote) -> list[str]:
         """Return the names of the units that a node may have."""
         if node == self.head:
             return self.units
-        return [self.file.unit]
+        return [self.unit]
 
     def with_image(self, image: str) -> Cluster:
         """Return the same cluster with another image in its file."""
-        serve = replace(self.file.serve, image=image)
-        return Cluster(replace(self.file, serve=serve))
+        serve = replace(self.serve, image=image)
+        return replace(self, serve=serve)
 
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes, by rank; ``models`` are the folders of models to look at.
@@ -72,10 +73,10 @@ class Cluster:
             return node.call(
                 NodeFacts,
                 node_facts.look_at_node,
-                name=self.file.name,
-                venv=self.file.venv,
+                name=self.name,
+                venv=self.venv,
                 models=list(models),
-                image=self.file.serve.image_asked,
+                image=self.serve.image_asked,
             )
 
         return require_all(run_on_all(self.nodes, look))
@@ -87,7 +88,7 @@ class Cluster:
             state = node.call(
                 NodeState,
                 node_state.read_node_state,
-                name=self.file.name,
+                name=self.name,
                 units=self.units_of(node),
             )
             self.check_units(node, state.units)
@@ -106,7 +107,7 @@ class Cluster:
         ``addresses`` are the workers' addresses on the cable, by rank. Raises HostError for a
         worker that the head does not reach; its hint is the command that tries it again.
         """
-        workers = self.file.node[1:]
+        workers = self.members[1:]
         if not workers:
             return []
 
@@ -164,7 +165,7 @@ class Cluster:
             node.call(
                 NoneType,
                 node_files.put_files,
-                name=self.file.name,
+                name=self.name,
                 files=content,
             )
 
@@ -177,7 +178,16 @@ class Cluster:
 
         Raises BusyError if another one changes it now.
         """
-        return self.head.opened(bool, node_files.hold_alone, name=self.file.name)
+        return self.head.opened(bool, node_files.hold_alone, name=self.name)
+
+
+def read_cluster_file(path: Path = FILE) -> Cluster:
+    """Return the cluster of a ``cluster.toml``.
+
+    Raises UsageError if there is no such file, and with the line of a wrong key or value.
+    """
+    require_file(path, "write one: patchkit cluster init spark-1 spark-2")
+    return read_user_toml(Cluster, path)
 
 
 def _firewall_error(

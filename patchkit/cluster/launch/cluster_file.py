@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from patchkit.cluster.ssh.ssh import check_destination
 from patchkit.errors import UsageError
 from patchkit.frozen import frozen
-from patchkit.reading import require_file
-from patchkit.records import RecordError, matching, one_of, read_user_toml
+from patchkit.records import RecordError, matching, one_of
 from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import secret_flag
@@ -154,13 +153,13 @@ class ServeChoices:
 
 @frozen
 class ClusterFile:
-    """A cluster: ``node`` has its machines by rank, the head first.
+    """A cluster: ``members`` are its machines by rank, the head first.
 
     ``models`` has the pinned commit of each model by its name. ``venv`` and ``model_folder`` are
     the same paths on every node, where ``~`` is the user's home.
     """
 
-    node: tuple[ClusterNode, ...]
+    members: tuple[ClusterNode, ...] = field(metadata={"key": "node"})
     name: Annotated[str, matching(_NAME, "a short name: a-z, 0-9, -")] = "vllm"
     venv: str = VENV
     model_folder: str = MODELS
@@ -170,10 +169,10 @@ class ClusterFile:
     )
 
     def __post_init__(self) -> None:
-        if not self.node:
+        if not self.members:
             raise RecordError("a cluster has at least one node", "node")
 
-        names = [node.ssh for node in self.node]
+        names = [node.ssh for node in self.members]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecordError(f"{twice[0]} is named twice", "node")
 
@@ -183,10 +182,6 @@ class ClusterFile:
                 raise RecordError(f"is {path!r}, not a path from / or ~/", key)
 
     @property
-    def head(self) -> ClusterNode:
-        return self.node[0]
-
-    @property
     def unit(self) -> str:
         """Return the name of the rank's unit, on every node."""
         return f"patchkit-{self.name}.service"
@@ -194,7 +189,7 @@ class ClusterFile:
     @property
     def watch_units(self) -> list[str]:
         """Return the names of the units that watch the other ranks, on the head."""
-        ranks = range(1, len(self.node))
+        ranks = range(1, len(self.members))
         return [self.unit_name(f"-worker@{rank}") for rank in ranks]
 
     @property
@@ -205,15 +200,6 @@ class ClusterFile:
     def unit_name(self, part: str) -> str:
         """Return the name of the cluster's unit that ``part`` marks, such as "-ray"."""
         return f"patchkit-{self.name}{part}.service"
-
-
-def read_cluster_file(path: Path = FILE) -> ClusterFile:
-    """Return the content of a ``cluster.toml``.
-
-    Raises UsageError if there is no such file, and with the line of a wrong key or value.
-    """
-    require_file(path, "write one: patchkit cluster init spark-1 spark-2")
-    return read_user_toml(ClusterFile, path)
 
 
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:

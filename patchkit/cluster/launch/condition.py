@@ -57,7 +57,7 @@ class ServerCondition:
 
 def ask_life(cluster: Cluster) -> ServerLife:
     """Ask the server for a token, on the head; return its signs of life. Raises HostError."""
-    return cluster.head.call(ServerAnswers, ask_server, cluster=cluster.file.name).life
+    return cluster.head.call(ServerAnswers, ask_server, cluster=cluster.name).life
 
 
 def server_condition(cluster: Cluster, head: NodeState | None) -> ServerCondition:
@@ -76,7 +76,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
 
     watch = None
     unwatched = ""
-    if guard := head.unit(cluster.file.guard_unit):
+    if guard := head.unit(cluster.guard_unit):
         if guard.active not in OFF:
             watch = read_life(guard.text)
         if is_unwatched(cluster, guard):
@@ -89,7 +89,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
 
 def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
     """Return whether the unit that watches the server is off, though cluster.toml wants it."""
-    return bool(cluster.file.serve.frozen) and guard.active in OFF
+    return bool(cluster.serve.frozen) and guard.active in OFF
 
 
 def standstill_error(
@@ -110,7 +110,7 @@ def standstill_error(
 
     doubt = ""
     if about == DOUBT:
-        if guard is None or guard.active in OFF or not cluster.file.serve.frozen:
+        if guard is None or guard.active in OFF or not cluster.serve.frozen:
             about = "unwatched"
         elif (watch := read_life(guard.text)) and watch.state == DOUBT:
             doubt = f" ({watch.text})"
@@ -121,7 +121,7 @@ def standstill_error(
         about,
         name,
         said=life.text,
-        frozen=cluster.file.serve.frozen,
+        frozen=cluster.serve.frozen,
         doubt=doubt,
         look=ssh_command(name, "ss", "-ltnp"),
     ).error()

@@ -61,7 +61,7 @@ def patch_image(
     head = cluster.head
     (facts,) = cluster.facts()
     image = facts.image or ImageFacts()
-    options = _apply_options(cluster.file.serve.target or facts.host.target, native)
+    options = _apply_options(cluster.serve.target or facts.host.target, native)
 
     with tempfile.TemporaryDirectory() as scratch, cluster.alone():
         folder = Path(scratch, "kit")
@@ -78,7 +78,7 @@ def patch_image(
             what = f"{head.destination}: the image's Python finds no vLLM, or no glibc"
             raise HostError(what, why="vLLM is what is patched; its wheels need glibc")
 
-        base = cluster.file.serve.local_image
+        base = cluster.serve.local_image
         text = layer_text(base, software, image.owner, options)
         (folder / "Containerfile").write_text(text, encoding="utf-8")
 
@@ -121,7 +121,7 @@ def _build_layer(
 ) -> BuiltImage:
     """Send the archive to the head, and build the layer there. Raises BuildError if that fails."""
     head = cluster.head
-    engine = cluster.file.serve.engine
+    engine = cluster.serve.engine
     folder = head.call(
         str,
         images.make_image_room,

@@ -56,7 +56,7 @@ def install_everywhere(
     copied. Raises BusyError while another patchkit changes the cluster; HostError, before any node
     is switched, if the environments differ.
     """
-    venv = cluster.file.venv
+    venv = cluster.venv
     fields = asdict(lock)
 
     def look(node: Remote) -> InstallState:
@@ -205,7 +205,7 @@ def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
 
     Raises HostError for any other problem of an engine or an image.
     """
-    arguments = cluster.file.serve.image_asked
+    arguments = cluster.serve.image_asked
 
     def look(node: Remote) -> ImageFacts:
         image = node.call(ImageFacts, image_facts.find_image, **arguments)
@@ -240,7 +240,7 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
     registry. If the pull fails, an image that the head has is pinned by its id. Raises the error
     of the pull if the head has none.
     """
-    serve = cluster.file.serve
+    serve = cluster.serve
     if serve.local_image:
         return serve.image
 
@@ -276,7 +276,7 @@ def _pull_image(
         ImageFacts,
         report(f"{node.destination}: pulling"),
         images.pull_image,
-        **cluster.file.serve.image_asked,
+        **cluster.serve.image_asked,
         reference=reference,
     )
     return require_image(node, image)
@@ -294,7 +294,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     that has it. Raises BusyError while another patchkit changes the cluster, HostError if an
     engine fails, if no node has or gets the image, or if nodes have different images.
     """
-    serve = cluster.file.serve
+    serve = cluster.serve
     pin = serve.image.partition("@sha256:")[2]
 
     def bring(pair: tuple[Remote, ImageFacts]) -> BroughtImage:
@@ -365,7 +365,7 @@ def _copy_image(
     source = Remote(holders[0].node)
     image = holders[0].image.digits
     size = holders[0].image.size
-    engine = cluster.file.serve.engine
+    engine = cluster.serve.engine
 
     bar = report(f"{source.destination}: saving")
     archive = Path(
@@ -377,7 +377,7 @@ def _copy_image(
     def copy(number: int) -> BroughtImage:
         node = cluster.nodes[number]
         name = node.destination
-        peer = cluster.file.node[number].from_head
+        peer = cluster.members[number].from_head
         root = present[number].storage.folder
         folder = node.call(
             str,

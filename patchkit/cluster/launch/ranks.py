@@ -182,7 +182,9 @@ def planned_ranks(
     """
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
-    for number, (node, node_facts) in enumerate(zip(cluster.node, facts, strict=True)):
+    for number, (node, node_facts) in enumerate(
+        zip(cluster.members, facts, strict=True)
+    ):
         with name_node(node.ssh):
             _require_vllm(cluster, node_facts)
             rank = _plan_rank(cluster, number, node_facts, model, head)
@@ -256,19 +258,19 @@ def node_addresses(
     The nodes need no vLLM yet. ``choices`` are keys of ``[serve]``. Raises HostError for a node
     without an address in the cluster.
     """
-    nodes = len(cluster.node)
+    nodes = len(cluster.members)
     if nodes == 1:
         return [""]
 
     addresses: list[str] = []
-    for node, node_facts in zip(cluster.node, facts, strict=True):
+    for node, node_facts in zip(cluster.members, facts, strict=True):
         with name_node(node.ssh):
             attachment = choose_attachment(
                 node_facts.host,
                 role="worker" if addresses else "head",
                 topology=choices.get("topology") or "auto",
                 nodes=nodes,
-                head=addresses[0] if addresses else cluster.head.address,
+                head=addresses[0] if addresses else cluster.members[0].address,
                 target=choices.get("target") or node_facts.host.target,
             )
         addresses.append(attachment.address)
@@ -367,7 +369,7 @@ def _decide_rank(
     Raises UsageError for a server by Ray in podman's containers, and what ``decide_node`` raises.
     """
     serve = cluster.serve
-    nodes = len(cluster.node)
+    nodes = len(cluster.members)
     options = NodeOptions(
         role="worker" if number else "single",
         target=serve.target,
@@ -382,7 +384,7 @@ def _decide_rank(
             executor=serve.executor,
         )
         if nodes > 1:
-            address = cluster.head.address
+            address = cluster.members[0].address
             options = replace(
                 options, role="head", head=address, topology=serve.topology
             )

@@ -62,7 +62,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     for a node without what the start needs, a model that is not whole or not the same everywhere,
     a node that others do not reach, and a port that is taken.
     """
-    serve = cluster.file.serve
+    serve = cluster.serve
     if serve.image and not serve.local_image:
         raise UsageError(
             f"{serve.image}: `image` in cluster.toml is not pinned, by @sha256:",
@@ -70,16 +70,16 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
             hint="patchkit cluster install",
         )
 
-    served = served_model(cluster.file, model)
+    served = served_model(cluster, model)
     facts = cluster.facts([served.folder] if served.folder else [])
     _require_ready(cluster, facts)
     if served.folder:
         _require_same_model(cluster, served, facts)
 
-    ranks = planned_ranks(cluster.file, facts, served)
+    ranks = planned_ranks(cluster, facts, served)
     addresses = [rank.address for rank in ranks]
     units = GroupUnits(
-        cluster=cluster.file,
+        cluster=cluster,
         model=served,
         ranks=tuple(ranks),
         links=tuple(link.words for link in cluster.links(addresses[1:])),
@@ -99,7 +99,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
 
 def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
     """Raise the first finding of the survey that is an obstacle."""
-    names = [node.ssh for node in cluster.file.node]
+    names = [node.ssh for node in cluster.members]
 
     for finding in survey_nodes(names, facts):
         if finding.about in _OBSTACLES:
@@ -122,14 +122,14 @@ def _require_same_model(
         problem="says nothing of it",
     )
     prints = {}
-    for node, node_facts in zip(cluster.file.node, facts, strict=True):
+    for node, node_facts in zip(cluster.members, facts, strict=True):
         prints[node.ssh] = node_facts.models.get(served.folder, silent)
 
     broken = [
         f"{name}: {model.problem}" for name, model in prints.items() if model.problem
     ]
 
-    stray = other_model(prints, cluster.file.models.get(served.name, ""))
+    stray = other_model(prints, cluster.models.get(served.name, ""))
     if broken:
         what = f"{served.name} is not whole: {'; '.join(broken)}"
         can_copy = len(broken) < len(prints)
@@ -157,11 +157,11 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
     rank = units.ranks[0]
     urls = [units.url]
     if len(units.ranks) > 1:
-        ports = head_ports(cluster.file.serve)[rank.env.node.executor.name]
+        ports = head_ports(cluster.serve)[rank.env.node.executor.name]
         urls += [f"http://{rank.address}:{port}" for port in ports]
 
-    name = cluster.file.name
-    unit = cluster.file.unit
+    name = cluster.name
+    unit = cluster.unit
     for url in urls:
         for listener in head.call(
             list[str],

@@ -25,7 +25,7 @@ def stop_group(
         return node.call(
             NodeState,
             node_state.end_group,
-            name=cluster.file.name,
+            name=cluster.name,
             disable=disable,
             units=cluster.units_of(node),
         )
@@ -45,7 +45,7 @@ def end_left_nodes(
     former start. Returns a warning for each node that was taken out of the file and where something
     still runs, or that does not answer.
     """
-    name = cluster.file.name
+    name = cluster.name
     starts: dict[str, str] = {}
     for state in states:
         if isinstance(state, NodeState):

@@ -137,7 +137,7 @@ class GroupUnits:
             "id": digest(content)[:16],
             "name": self.cluster.name,
             "unit": self.cluster.unit,
-            "nodes": [node.ssh for node in self.cluster.node],
+            "nodes": [node.ssh for node in self.cluster.members],
         }
 
         for number, files in enumerate(node_files):
@@ -151,7 +151,7 @@ class GroupUnits:
     def _head_settings(self) -> dict[str, object]:
         """Return the settings of ``group.json`` that only the head has."""
         workers = {
-            str(number): {"node": self.cluster.node[number].ssh, "ssh": words}
+            str(number): {"node": self.cluster.members[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}

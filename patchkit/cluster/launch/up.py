@@ -84,7 +84,7 @@ def wait_until_answered(
 def _watch_text(cluster: Cluster, units: Sequence[UnitState]) -> str:
     """Return the first status line of the units that the head's server waits for, "" for none."""
     for unit in units[1:]:
-        if unit.text and unit.unit != cluster.file.guard_unit:
+        if unit.text and unit.unit != cluster.guard_unit:
             return unit.text
     return ""
 
@@ -122,7 +122,7 @@ def _wait_for_token(
     ``units`` are those of the head, ``began`` is when the wait began, on the monotonic clock.
     Raises HostError for a server that shows no life, or that somebody has put to sleep.
     """
-    guards = (unit for unit in units if unit.unit == cluster.file.guard_unit)
+    guards = (unit for unit in units if unit.unit == cluster.guard_unit)
     guard = next(guards, None)
 
     while (life := ask_life(cluster)).state != ANSWERS:
@@ -191,7 +191,7 @@ def _watch_again(
     watcher: StartWatcher,
 ) -> None:
     """Start the unit that watches the server if somebody stopped it while the server runs."""
-    guard = head.unit(cluster.file.guard_unit)
+    guard = head.unit(cluster.guard_unit)
     if guard is None or head.units[0].active != "active":
         return
 
@@ -211,7 +211,7 @@ def _begin_with(
     ``begun`` says to somebody who interrupts later what was started.
     """
     cluster.put_files(files)
-    since = cluster.head.call(str, node_state.begin_group, name=cluster.file.name)
+    since = cluster.head.call(str, node_state.begin_group, name=cluster.name)
     committed(f"{begun}, and goes on loading")
     return since
 

@@ -103,7 +103,7 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
     fault = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
     command = _INSTALL
 
-    if [entry.ssh for entry in file.node] == [HERE]:
+    if [entry.ssh for entry in file.members] == [HERE]:
         command = "name the environment that has it: --venv DIR"
     return node.find("python", what=fault, command=command)
 
@@ -172,12 +172,12 @@ def _copy_command(
 
     source = next(iter(whole))
     source_folder = whole[source].folder
-    head = file.head.ssh
+    head = file.members[0].ssh
     # Only the head is known to reach the other nodes by ssh.
     if head not in (source, node):
         return f"copy {source_folder} from {source} to {model.folder} on {node}"
 
-    destinations = {entry.ssh: f"{entry.from_head}:" for entry in file.node}
+    destinations = {entry.ssh: f"{entry.from_head}:" for entry in file.members}
     destinations[head] = ""
     return ssh_command(
         head,

@@ -27,9 +27,8 @@ OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_i
 # Takes the lock of the cluster and keeps it.
 HOLDS = """\
 import time
-from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import read_cluster_file
-with Cluster(read_cluster_file()).alone():
+from patchkit.cluster.launch.cluster import read_cluster_file
+with read_cluster_file().alone():
     print("held", flush=True)
     time.sleep(1000)
 """

@@ -24,7 +24,7 @@ from patchkit.cluster.agent.judge import (
     judge,
 )
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.cluster import read_group_journal
 from patchkit.cluster.launch.up import StartWatcher, bring_up, wait_until_answered
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh import node as remote
@@ -399,7 +399,7 @@ def test_switch_looks_at_all_before_it_knows_what_to_go_back_to(
     """A node that is silent once more would stop and start a model that serves."""
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
     alone = ("-ray", "-alive")
-    units = [asdict(unit(unit=name)) for name in Cluster(cluster("spark-1")).units]
+    units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
     idle = state("inactive", "dead", alone, guard="inactive")
     answers = {
         "hold_alone": HELD,
@@ -429,7 +429,7 @@ def test_switch_looks_at_all_before_it_knows_what_to_go_back_to(
 def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
     nodes, signs, says
 ):
-    head = Cluster(cluster("spark-1"))
+    head = cluster("spark-1")
     answers = ServerAnswers(url="http://h", health=PathAnswer(), life=judge(signs, 120))
     units = [asdict(unit(unit=name)) for name in head.units]
     lies = {
@@ -478,7 +478,7 @@ def test_up_of_the_same_files_starts_what_does_not_run(
     nodes.lie({"spark-1": answers})
     notes = []
     watcher = StartWatcher(*[lambda *_: None] * 3, notes.append)
-    _units, since = bring_up(Cluster(file), MODEL, watcher)
+    _units, since = bring_up(file, MODEL, watcher)
     assert len(nodes.asked("begin_group")) == starts
     assert since == ("@1.0" if starts else "")
     assert [given["unit"] for _node, given in nodes.asked("begin_unit")] == begun
@@ -502,7 +502,7 @@ def test_up_ends_the_former_start_on_a_node_that_left_the_file(
 ):
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
     alone = ("-ray", "-alive")
-    units = [asdict(unit(unit=name)) for name in Cluster(cluster("spark-1")).units]
+    units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
     idle = state("inactive", "dead", alone, guard="inactive")
     head = {
         "hold_alone": HELD,
@@ -529,7 +529,7 @@ def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
     ends = [
         asdict(unit("deactivating", "stop-sigterm", unit=name))
-        for name in Cluster(cluster("spark-1")).units
+        for name in cluster("spark-1").units
     ]
     answers = {
         "hold_alone": HELD,
@@ -660,7 +660,7 @@ def test_clocks_an_hour_apart(nodes):
         "text": "Connection closed by peer",
     }
     nodes.lie({"spark-1": journal(after), "spark-2": journal(cause, clock=-3600)})
-    found = read_group_journal(Cluster(cluster(*NAMES)), since=f"@{now - 60}")
+    found = read_group_journal(cluster(*NAMES), since=f"@{now - 60}")
     texts = [(node, line.text) for node, line in found.lines]
     assert texts == [("spark-2", cause["text"]), ("spark-1", after["text"])]
     since = {

@@ -15,7 +15,7 @@ from patchkit.cluster.agent import processes
 from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.node_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.cluster_file import ClusterNode
 from patchkit.cluster.openai.server_answers import ask_server
 from patchkit.doctor.cluster_checks import cluster_findings
 from patchkit.doctor.examination import _add_image, examine_nodes
@@ -158,8 +158,8 @@ def test_this_machine_beside_a_node_that_ssh_does_not_reach():
     """Nothing is raised, whatever this machine has, and what is wrong is said first."""
     need("ssh")
     nodes = (ClusterNode(ssh="localhost"), ClusterNode(ssh="nobody@nowhere.invalid"))
-    file = ClusterFile(node=nodes, name="nothing-has-this")
-    here, nowhere = examine_nodes(Cluster(file))
+    file = Cluster(members=nodes, name="nothing-has-this")
+    here, nowhere = examine_nodes(file)
     assert (here.silence, here.facts is None) == (None, False)
     assert "nowhere.invalid" in nowhere.silence.what
     found = cluster_findings(file, [here, nowhere])

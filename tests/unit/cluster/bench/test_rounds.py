@@ -15,7 +15,8 @@ from patchkit.cluster.bench.variants import (
     describe_conditions,
     plan_cluster,
 )
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import ClusterNode
 from patchkit.cluster.launch.up import StartWatcher
 from patchkit.doctor.proof import PROOF_SETTINGS
 from patchkit.errors import HostError, UsageError
@@ -104,7 +105,7 @@ def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_pat
         measure_variants(of, SILENT, lambda _: None)
     assert "--venv DIR" in raised.value.hint
     assert not of.folder.exists()
-    file = ClusterFile(node=(ClusterNode(ssh="spark-1"),), venv="/nowhere")
+    file = Cluster(members=(ClusterNode(ssh="spark-1"),), venv="/nowhere")
     with pytest.raises(HostError, match="/nowhere/bin/python is not on this machine"):
         plan_cluster(file, "a", "org/one", "", ())
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.cluster_file import (
     ClusterNode,
     ServeChoices,
     new_cluster_text,
-    read_cluster_file,
 )
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -121,7 +121,7 @@ def test_what_init_writes_is_read_back(names, peer, tmp_path_factory):
     path = tmp_path_factory.mktemp("cluster") / "cluster.toml"
     path.write_text(new_cluster_text(nodes, {"topology": "socket"}), encoding="utf-8")
     found = read_cluster_file(path)
-    assert found.node == tuple(nodes)
+    assert found.members == tuple(nodes)
     assert (found.serve.topology, found.serve.listen) == ("socket", "local")
 
 

@@ -12,7 +12,6 @@ from patchkit.cluster.agent.judge import (
     WORKS,
     ServerLife,
 )
-from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.condition import is_unwatched, standstill_error
 from support.clusters import cluster, unit
 
@@ -61,7 +60,7 @@ CASES = {  # life, the unit that watches, choices → words of the error, and it
 def test_what_becomes_of_a_server_without_a_token(name):
     life, active, choices, words, hint = CASES[name]
     guard = unit(active, unit=GUARD, text=f"doubt: {NONE}")
-    error = standstill_error(Cluster(cluster("spark-1", **choices)), life, guard)
+    error = standstill_error(cluster("spark-1", **choices), life, guard)
     assert words in error.why
     assert hint in error.hint
     assert ("hangs" in error.what) == (life is HANGS)
@@ -78,7 +77,7 @@ def test_what_becomes_of_a_server_without_a_token(name):
 )
 def test_up_waits_for_what_works_and_for_nothing_else(life, says):
     guard = unit(unit=GUARD)
-    error = standstill_error(Cluster(cluster("spark-1")), life, guard)
+    error = standstill_error(cluster("spark-1"), life, guard)
     assert (says in error.what) if says else error is None
 
 
@@ -93,5 +92,5 @@ def test_up_waits_for_what_works_and_for_nothing_else(life, says):
     ],
 )
 def test_a_watch_that_is_off(active, off):
-    assert is_unwatched(Cluster(cluster("a")), unit(active, unit=GUARD)) is off
-    assert not is_unwatched(Cluster(cluster("a", frozen=0)), unit(active, unit=GUARD))
+    assert is_unwatched(cluster("a"), unit(active, unit=GUARD)) is off
+    assert not is_unwatched(cluster("a", frozen=0), unit(active, unit=GUARD))

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.containers import mount
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.cluster.launch.survey import survey_nodes
@@ -155,5 +154,5 @@ def test_podman_does_not_start_ray(tmp_path):
 
 def test_an_image_that_is_not_pinned_is_not_started():
     with pytest.raises(UsageError) as caught:
-        make_plan(Cluster(cluster("a", image="vllm/vllm-openai:v0.25.1")), "a/b")
+        make_plan(cluster("a", image="vllm/vllm-openai:v0.25.1"), "a/b")
     assert caught.value.hint == "patchkit cluster install"

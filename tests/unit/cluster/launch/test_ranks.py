@@ -151,7 +151,7 @@ def test_a_node_that_does_not_fit(second, says, facts, tmp_path):
 
 def test_an_address_of_the_file_is_the_nodes_own(facts):
     file = cluster(*PAIR)
-    head, worker = file.node
+    head, worker = file.members
     for nodes, says in (
         (
             (replace(head, address="10.9.9.9"), worker),
@@ -163,15 +163,15 @@ def test_an_address_of_the_file_is_the_nodes_own(facts):
         ),
     ):
         with pytest.raises(HostError, match=f"^spark-{says}"):
-            words(facts, file=replace(file, node=nodes))
+            words(facts, file=replace(file, members=nodes))
 
 
 def test_a_node_that_serves_alone_may_keep_its_address(facts):
     """One of another node is refused with those that it has."""
-    (head, *_), own = cluster(*PAIR).node, "192.168.100.10"
-    alone = replace(cluster("spark-1"), node=(replace(head, address=own),))
+    (head, *_), own = cluster(*PAIR).members, "192.168.100.10"
+    alone = replace(cluster("spark-1"), members=(replace(head, address=own),))
     assert words(facts[:1], file=alone)
-    strange = replace(alone, node=(replace(head, address="10.9.9.9"),))
+    strange = replace(alone, members=(replace(head, address="10.9.9.9"),))
     with pytest.raises(HostError, match=f"10.9.9.9 is not its address: it has .*{own}"):
         words(facts[:1], file=strange)
 
