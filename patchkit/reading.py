@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -119,10 +120,13 @@ def decoded(data: bytes, where: str) -> str:
         ) from None
 
 
+# Cached, since plan and proofs read the same files; a forked child begins with its parent's trees.
+@lru_cache(maxsize=32)
 def parse_python(text: str | bytes) -> ast.Module:
-    """Return Python code as a syntax tree. Raises SyntaxError, also for too deep nesting.
+    """Return Python code as a syntax tree, which nobody may change in this process.
 
-    For too deep nesting, CPython itself raises MemoryError or RecursionError, by its version.
+    Raises SyntaxError, also for too deep nesting: for that CPython itself raises MemoryError or
+    RecursionError, by its version.
     """
     import ast
 

@@ -120,7 +120,6 @@ def _half_wrapped(path: str, present: str, missing: str) -> DriftError:
     )
 
 
-@lru_cache(maxsize=16)
 def parsed(path: str, text: str) -> ast.Module:
     """Return the syntax tree of a file; do not change it. Raises DriftError, with the line."""
     try:

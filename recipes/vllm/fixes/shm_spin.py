@@ -91,7 +91,7 @@ class _Ring:
 
     def spin(self) -> None:
         self.spun = self.now
-        self.now += 100
+        self.now += 500
 
     def sleep(self, timeout: int | None) -> list[object]:
         self.slept = -1000 if timeout is None else max(self.slept, timeout * 1000)
