@@ -6,10 +6,13 @@ which takes 0.3 ms for a class and a fifth of the time of `patchkit env`.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from functools import cache
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+_fields: Callable[[type], tuple[Field[Any], ...]] = cache(fields)
 
 
 @dataclass_transform(
@@ -24,7 +27,7 @@ def frozen(cls: type[T]) -> type[T]:
 
 def _set_fields(record: Any, /, **values: Any) -> None:
     missing = []
-    for entry in fields(record):
+    for entry in _fields(type(record)):
         if entry.name in values:
             value = values.pop(entry.name)
         elif entry.default_factory is not MISSING:
@@ -35,17 +38,17 @@ def _set_fields(record: Any, /, **values: Any) -> None:
             missing.append(entry.name)
         object.__setattr__(record, entry.name, value)
 
-    call = f"{type(record).__name__}.__init__()"
-    if values:
-        raise TypeError(f"{call} got an unexpected keyword argument {min(values)!r}")
-    if missing:
-        raise TypeError(f"{call} lacks {', '.join(missing)}")
+    if values or missing:
+        problem = f"lacks {', '.join(missing)}"
+        if values:
+            problem = f"got an unexpected keyword argument {min(values)!r}"
+        raise TypeError(f"{type(record).__name__}.__init__() {problem}")
     if check := getattr(record, "__post_init__", None):
         check()
 
 
 def _content(record: Any) -> dict[str, Any]:
-    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
+    return {entry.name: getattr(record, entry.name) for entry in _fields(type(record))}
 
 
 def _is_equal(record: Any, other: object) -> bool:

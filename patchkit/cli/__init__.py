@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 import os
@@ -73,7 +72,9 @@ class _Verbs(click.Group):
         if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
 
-        similar = difflib.get_close_matches(name, VERBS, n=1)
+        from difflib import get_close_matches  # seldom needed, and slow to load
+
+        similar = get_close_matches(name, VERBS, n=1)
         verbs = [SYNONYMS[name]] if name in SYNONYMS else similar
         hint = "`patchkit --help` lists them"
         if verbs:

@@ -7,7 +7,6 @@ printed: lines, findings, tables, and ``Data`` for programs. ``ExitCode`` sets t
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 from collections import Counter
 from collections.abc import (
@@ -146,8 +145,10 @@ class VerbGroup(click.Group):
         if name in names or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
 
+        from difflib import get_close_matches  # seldom needed, and slow to load
+
         verb = str(ctx.info_name)
-        similar = difflib.get_close_matches(name, names, n=1)
+        similar = get_close_matches(name, names, n=1)
         completed = [*similar, *words] if similar else ["--help"]
         raise UsageError(
             f"`patchkit {verb}` has no command {name!r}; it has {', '.join(names)}",

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import glob
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +61,7 @@ def _sweep_parts(path: Path) -> None:
 def _new_part(path: Path) -> tuple[IO[bytes], Path]:
     """Return a new file beside a path, open and locked, so that no other run removes it."""
     while True:
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
         fresh = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
         if _lock_part(fresh, part):
             return fresh, part

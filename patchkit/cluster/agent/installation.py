@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import platform
-import secrets
 import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -411,7 +410,7 @@ def switch_link(venv: str, name: str) -> None:
     with translated(at=link):
         link.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder, patience=10):
-            fresh = link.with_name(f".{link.name}.{secrets.token_hex(8)}.part")
+            fresh = link.with_name(f".{link.name}.{os.urandom(8).hex()}.part")
             fresh.symlink_to(folder / name)
             fresh.replace(link)
             sync(link.parent)

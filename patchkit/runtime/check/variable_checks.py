@@ -32,16 +32,16 @@ from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import (
-    ADDRESS_NAMES,
     AllowedValues,
     find_value_problems,
+    form,
     is_placeholder,
     read_nccl_number,
     vllm_values,
 )
 
 _NAMES = read_env_data("said")["variables"]
-_LAUNCH_NAMES = re.compile(f"{_NAMES['read']}|{ADDRESS_NAMES.pattern}")
+_LAUNCH_NAMES = re.compile(f"{_NAMES['read']}|{form('address_names').pattern}")
 _NEEDED_NAMES = re.compile(_NAMES["needed"])
 _RDMA_NAMES = re.compile(_NAMES["rdma_only"])
 _COMPARED_NAMES = re.compile(_NAMES["matters"])

@@ -34,9 +34,6 @@ _NO_ADDRESS = "no IP address"
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")
 _OCTAL = re.compile(r"[+-]?0[0-7]+")
 _LONGEST = 200  # characters of a placeholder; on long texts the patterns would be slow
-_FORM_TEXTS = read_env_data("values")["forms"]
-_FORMS = {name: re.compile(text) for name, text in _FORM_TEXTS.items()}
-ADDRESS_NAMES = _FORMS["address_names"]
 
 
 @frozen
@@ -132,21 +129,27 @@ def read_nccl_number(value: str) -> int | None:
     return int(value, 16 if "x" in value.lower() else 10)
 
 
+@cache
+def form(name: str) -> re.Pattern[str]:
+    """Return a pattern of values.toml. It is compiled when it is first needed."""
+    return re.compile(read_env_data("values")["forms"][name])
+
+
 def is_placeholder(name: str, value: str) -> bool:
     """Return whether a value is a placeholder, which somebody still has to replace."""
     if len(value) > _LONGEST:
         return False
 
-    if _FORMS["placeholder"].fullmatch(value):
+    if form("placeholder").fullmatch(value):
         return True
 
-    if ADDRESS_NAMES.fullmatch(name):
+    if form("address_names").fullmatch(name):
         address = value.rpartition(":")[0] or value
-        if _FORMS["open_address"].fullmatch(address):
+        if form("open_address").fullmatch(address):
             return True
 
-    is_open_device = _FORMS["open_device"].fullmatch
-    is_of_device = _FORMS["device_names"].fullmatch(name) is not None
+    is_open_device = form("open_device").fullmatch
+    is_of_device = form("device_names").fullmatch(name) is not None
     return is_of_device and any(map(is_open_device, value.split(",")))
 
 
