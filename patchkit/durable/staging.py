@@ -28,11 +28,21 @@ def second_name(source: Path, name: Path) -> None:
     except OSError:
         # Another file system, one without hard links, or fs.protected_hardlinks forbids them.
         name.unlink(missing_ok=True)
-        with source.open("rb") as stream, name.open("xb") as copy:
-            shutil.copyfileobj(stream, copy, 1 << 20)
-            give(copy.fileno(), source.stat(), name.parent)
-            copy.flush()
-            os.fsync(copy.fileno())
+        copy_staged(source, name, source.stat(), name.parent)
+
+
+def copy_staged(
+    source: Path,
+    name: Path,
+    old: os.stat_result | None,
+    folder: Path,
+) -> None:
+    """Copy a file, with owner and mode of the ``old`` one, or of a new one in ``folder``."""
+    with source.open("rb") as stream, name.open("xb") as copy:
+        shutil.copyfileobj(stream, copy, 1 << 20)
+        give(copy.fileno(), old, folder)
+        copy.flush()
+        os.fsync(copy.fileno())
 
 
 def write_staged(

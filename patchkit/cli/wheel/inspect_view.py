@@ -204,18 +204,10 @@ def _library_cells(group: Sequence[Binary], folder: str, target: Target) -> Row:
 
 
 def _live_archs(binary: Binary) -> str:
-    """Return the archs of a library's loadable code: machine code first, then PTX."""
-    archs: dict[str, list[str]] = {"sass": []}
-    for code in binary.codes:
-        if code.section == LIVE:
-            archs.setdefault(code.kind, []).append(code.arch.gencode)
-
-    texts = []
-    for kind, names in archs.items():
-        if names:
-            text = " ".join(dict.fromkeys(names))
-            texts.append(text if kind == "sass" else f"{kind.upper()} {text}")
-    return ", ".join(texts) or "-"
+    """Return the names of a library's loadable code: ``121a`` (machine code), ``compute_90``."""
+    live = [code.name for code in binary.codes if code.section == LIVE]
+    names = [name.removeprefix("sm_") for name in dict.fromkeys(live)]
+    return " ".join(names) or "-"
 
 
 def for_any_python(name: str) -> str:

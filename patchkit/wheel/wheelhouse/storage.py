@@ -6,7 +6,6 @@ import contextlib
 import enum
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field, fields
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from patchkit.digests import digest, sha256_of
-from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
-from patchkit.durable.staging import make_folders
+from patchkit.durable.staging import copy_staged, make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
@@ -110,12 +108,7 @@ def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
     try:
         with translated(at=folder):
             make_folders(copy.parent)
-            # x: an existing file is not overwritten.
-            with source.open("rb") as original, copy.open("xb") as file:
-                shutil.copyfileobj(original, file, 1 << 20)
-                give(file.fileno(), None, folder)
-                file.flush()
-                os.fsync(file.fileno())
+            copy_staged(source, copy, None, folder)
         yield copy
     finally:
         with contextlib.suppress(OSError):  # the next writer removes what is left
