@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from patchkit.cluster.agent.node_files import run_for_user, unit_folder
 from patchkit.cluster.ssh.rsync import require_rsync
-from patchkit.digests import digest, sha256_of
+from patchkit.digests import digest, sha256_if_readable
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.lock import locked
 from patchkit.durable.staging import is_full
@@ -158,8 +158,11 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     lacking: list[str] = []
     if not installed:
         _find_python(wheel_lock)
-        wheels = (wheel for wheel in wheel_lock.wheels if not _is_stored(wheel, store))
-        lacking = [wheel.name for wheel in wheels]
+        lacking = [
+            wheel.name
+            for wheel in wheel_lock.wheels
+            if sha256_if_readable(store / wheel.name) != wheel.sha256
+        ]
     if lacking:
         require_rsync()
 
@@ -171,16 +174,6 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
         lacking=tuple(lacking),
         gpu=next(iter(gpus), None),
     )
-
-
-def _is_stored(wheel: NodeWheel, store: Path) -> bool:
-    """Return whether the folder ``store`` has a wheel with the right size and digest."""
-    path = store / wheel.name
-    if path.is_symlink() or not path.is_file():
-        return False
-    if path.stat().st_size != wheel.size:
-        return False
-    return sha256_of(path) == wheel.sha256
 
 
 def _find_python(lock: WheelLock) -> str:
@@ -384,14 +377,9 @@ def digest_record(home: Path) -> str:
         return ""
 
     left_out = ("../", f"{home.name}/")
-    files = []
-    for row in rows:
-        is_hashed = len(row) > 1 and row[1]
-        if is_hashed and not row[0].startswith(left_out):
-            files.append(",".join(row[:2]))
-    if not files:
-        return ""
-    return digest("\n".join(sorted(files)))
+    hashed = (row[:2] for row in rows if len(row) > 1 and row[1])
+    files = [",".join(row) for row in hashed if not row[0].startswith(left_out)]
+    return digest("\n".join(sorted(files)) or None)
 
 
 def switch_link(venv: str, name: str) -> None:

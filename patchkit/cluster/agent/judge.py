@@ -49,7 +49,7 @@ _COUNT = re.compile(
 # Only one part of the pattern has no fixed length: with two, a hostile line would take hours.
 _SLEEP_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} (\S+)$", re.MULTILINE)
 _AWAKE = 'sleep_state="awake"'
-_NO = ("0", "0.0")
+_NO = {"0", "0.0"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +216,9 @@ def read_counters(text: str) -> Counters:
     for name in odd:
         sums.pop(name, None)
 
+    sleep_states = _SLEEP_STATE.findall(text)
+    awake = {value for labels, value in sleep_states if _AWAKE in labels}
+
     requests = None
     if _RUNNING in sums and _WAITING not in odd:
         count = sums[_RUNNING] + sums.get(_WAITING, 0.0)
@@ -225,15 +228,9 @@ def read_counters(text: str) -> Counters:
         steps={name: sums[name] for name in _STEPS if name in sums},
         gauges={name: sums[name] for name in _GAUGES if name in sums},
         requests=requests,
-        asleep=_is_asleep(text),
+        asleep=bool(awake) and awake <= _NO,
         odd=frozenset(odd),
     )
-
-
-def _is_asleep(text: str) -> bool:
-    """Return whether all engines in a text of /metrics sleep."""
-    awake = [value for labels, value in _SLEEP_STATE.findall(text) if _AWAKE in labels]
-    return bool(awake) and set(awake) <= set(_NO)
 
 
 def has_moved(figures: Mapping[str, float], former: Mapping[str, float]) -> bool:

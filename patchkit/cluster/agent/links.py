@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -168,11 +167,10 @@ def _try_way(address: str) -> Way:
 def _ping(way: Way) -> Way:
     """Return a way with its echoes: of small frames, and of frames that fill the MTU."""
     # Only iputils' ping has `-M do`, which forbids fragments.
-    program = shutil.which("ping")
-    if not program:
-        return replace(way, said="ping is not installed")
-    if "iputils" not in attempt(program, "-V").output:
-        return replace(way, said="the ping installed here is not that of iputils")
+    version = attempt("ping", "-V")
+    if "iputils" not in version.output:
+        problem = version.trouble or "installed here is not that of iputils"
+        return replace(way, said=f"ping {problem}")
 
     words = ("ping", *_UNFRAGMENTED, "-I", way.netdev, "-s")
     sizes = (_PLAIN, max(way.mtu - HEADERS, _PLAIN))

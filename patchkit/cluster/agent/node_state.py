@@ -115,10 +115,16 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     url = settings.get("url")
     listeners = strangers(url, units[0], name) if isinstance(url, str) else []
     states = tuple(unit_states(units))
+
+    # The starts within an hour, by systemd or by a person.
+    words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
+    matches = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
+    journal = attempt("journalctl", *words, f"_UID={os.getuid()}", *matches)
+    starts = len(journal.output.splitlines())
     return NodeState(
         units=states,
         processes=tuple(process.pid for process in group_processes(name)),
-        starts=min(_count_starts(units[0]), states[0].restarts + 1),
+        starts=min(starts, states[0].restarts + 1),
         strangers=tuple(listeners),
         others=other_clusters(name),
         start=str(settings.get("id", "")),
@@ -133,14 +139,6 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         celsius=gpu.celsius,
         watts=gpu.watts,
     )
-
-
-def _count_starts(unit: str) -> int:
-    """Return how often a unit was started within an hour, by systemd or by a person."""
-    words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
-    matches = (f"_UID={os.getuid()}", f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}")
-    lines = attempt("journalctl", *words, *matches).output.splitlines()
-    return len(lines)
 
 
 def _last_kill_of_watch(unit: str) -> str:

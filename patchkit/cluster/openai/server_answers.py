@@ -322,10 +322,10 @@ def _ask_models(
     asked = next(iter(models), "")
     token = ask_token(server, asked, seconds) if asked else None
 
-    version = server.ask("/version").value("version")
+    version = server.ask("/version").value("version") or ""
     return replace(
         answers,
-        version=server.clean(version, 60) if isinstance(version, str) else "",
+        version=server.clean(str(version), 60),
         models=models,
         listing=listing.outcome,
         asked=asked,
