@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,8 +45,6 @@ from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.listing import called_entries
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
-# The same module is in a wheel once for each Python.
-_PYTHON = re.compile(r"\.cpython-3(\d+)-")
 
 
 def inspected_blocks(file: Path, target: Target) -> Blocks:
@@ -158,19 +155,14 @@ def _native_facts(facts: Mapping[str, Any]) -> Lines:
 def _library_table(
     binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
 ) -> Sequence[Shown]:
-    """Return a row for each library; modules for several Pythons share a row."""
+    """Return a row for each library."""
     folders = [binary.name.rpartition("/")[0] for binary in binaries]
     common = os.path.commonpath(folders) if all(folders) else ""
     folder = f"{common}/" if common else ""
 
-    groups: dict[object, list[Binary]] = {}
-    for binary in binaries:
-        key = (for_any_python(binary.name), binary.codes, binary.cuda)
-        groups.setdefault(key, []).append(binary)
-
     rows = [
-        (uses.get(group[0].name, "-"), *_library_cells(group, folder, target))
-        for group in groups.values()
+        (uses.get(binary.name, "-"), *_library_cells(binary, folder, target))
+        for binary in binaries
     ]
     heads = (
         "on the device",
@@ -186,18 +178,13 @@ def _library_table(
     return table([row[begin:] for row in rows], heads=heads[begin:])
 
 
-def _library_cells(group: Sequence[Binary], folder: str, target: Target) -> Row:
-    binary = group[0]
+def _library_cells(binary: Binary, folder: str, target: Target) -> Row:
     load = binary.load(target)
-    name = binary.name.removeprefix(folder)
-    if len(group) > 1:
-        name = f"{for_any_python(name)} ({len(group)})"
-
     return (
         style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
         ", ".join(map(str, binary.cuda)) or "-",
-        f"{binary.size * len(group) / 1e6:.1f}",
-        name,
+        f"{binary.size / 1e6:.1f}",
+        binary.name.removeprefix(folder),
         dim(_live_archs(binary)),
         dim(count_loads(binary.loads(target))),
     )
@@ -208,11 +195,6 @@ def _live_archs(binary: Binary) -> str:
     live = [code.name for code in binary.codes if code.section == LIVE]
     names = [name.removeprefix("sm_") for name in dict.fromkeys(live)]
     return " ".join(names) or "-"
-
-
-def for_any_python(name: str) -> str:
-    """Return the file name of a module without the Python version that it is for."""
-    return _PYTHON.sub(".cpython-3*-", name)
 
 
 def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:

@@ -41,7 +41,6 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.cli.wheel.build import cpu_option, install_steps
-from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.errors import UsageError
 from patchkit.patching.fix import State
 from patchkit.target import Load
@@ -170,12 +169,12 @@ def _library_fields(library: Judged) -> Fields:
 def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
     """Return a line of names for each use on the device; if ``verbose``, a row for each library."""
     rows: list[Row] = []
-    names_by_use: dict[Shown, dict[str, None]] = {}
+    names_by_use: dict[Shown, list[str]] = {}
     for library in sorted(libraries, key=lambda library: [*Use].index(library.use)):
         title = style(library.use.value, **_STYLES.get(library.use, _LOSS))
         name = library.name.partition("/")[2]
         rows.append((title, name, count_loads(library.loads) or "-"))
-        names_by_use.setdefault(title, {})[for_any_python(name)] = None
+        names_by_use.setdefault(title, []).append(name)
 
     if verbose:
         return table(rows, heads=("on the device", "library", "fat binaries"))
