@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from patchkit.cli.render import (
     Record,
     Row,
     count_loads,
-    counted_noun,
     fact_lines,
     finding_blocks,
     note,
@@ -40,7 +38,7 @@ from patchkit.wheel.device.libraries import (
     needed_versions,
 )
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
+from patchkit.wheel.file.metadata import WheelMetadata, native_claim, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.listing import called_entries
 
@@ -135,56 +133,40 @@ def _wheel_facts(metadata: WheelMetadata, at_least: str) -> Fields:
         "SBOM": metadata.sboms,
         "patchkit": making or "did not make it",
         "fixes": facts.get("fixes"),
-        "native": list(_native_facts(facts)),
+        "native": list(native_claim(facts, "assembled")),
     }
-
-
-def _native_facts(facts: Mapping[str, Any]) -> Lines:
-    """Yield the machine code that a wheel says was added to it. Anybody can write that claim."""
-    native = facts.get("native")
-    assembled = native.get("assembled") if isinstance(native, dict) else None
-    if not isinstance(assembled, dict):
-        return
-
-    for name, digests in assembled.items():
-        if isinstance(digests, list):
-            count = counted_noun(len(digests), "fat binary", "fat binaries")
-            yield f"{name}: {count} assembled from its PTX"
 
 
 def _library_table(
     binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
 ) -> Sequence[Shown]:
     """Return a row for each library."""
-    folders = [binary.name.rpartition("/")[0] for binary in binaries]
-    common = os.path.commonpath(folders) if all(folders) else ""
-    folder = f"{common}/" if common else ""
-
-    rows = [
-        (uses.get(binary.name, "-"), *_library_cells(binary, folder, target))
-        for binary in binaries
-    ]
     heads = (
         "on the device",
         target.name,
         "CUDA",
         "MB",
-        f"in {folder}" if folder else "library",
+        "library",
         "archs",
         "fat binaries",
     )
+    rows = [
+        (uses.get(binary.name, "-"), *_library_cells(binary, target))
+        for binary in binaries
+    ]
+
     # Uses are known for the libraries of some projects alone.
     begin = 0 if uses else 1
     return table([row[begin:] for row in rows], heads=heads[begin:])
 
 
-def _library_cells(binary: Binary, folder: str, target: Target) -> Row:
+def _library_cells(binary: Binary, target: Target) -> Row:
     load = binary.load(target)
     return (
         style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
         ", ".join(map(str, binary.cuda)) or "-",
         f"{binary.size / 1e6:.1f}",
-        binary.name.removeprefix(folder),
+        binary.name,
         dim(_live_archs(binary)),
         dim(count_loads(binary.loads(target))),
     )

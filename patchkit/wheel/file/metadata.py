@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from email.message import Message
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -104,6 +104,16 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         facts=tried(lambda: wheel.facts, {}),
         faults=tuple(dict.fromkeys(faults)),
     )
+
+
+def native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
+    """Return the libraries that patchkit.json names under a key; none if it has another form.
+
+    Anybody can write that claim: ``assembled``, ``never_called``.
+    """
+    native = facts.get("native")
+    names = native.get(key) if isinstance(native, dict) else None
+    return names if isinstance(names, dict) else ()
 
 
 def _without_path(error: SourceError, path: Path) -> str:

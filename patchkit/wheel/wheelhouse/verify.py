@@ -29,7 +29,7 @@ from patchkit.target import Target
 from patchkit.wheel.device.inspect import jit_entries, prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import find_faults
+from patchkit.wheel.file.metadata import find_faults, native_claim
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
     known_wheels,
@@ -333,9 +333,9 @@ def _find_not_native(
     facts: Mapping[str, Any],
     target: Target,
 ) -> Iterator[Finding]:
-    claimed = set(_native_claim(facts, "assembled"))
-    claimed.difference_update(_native_claim(facts, "compiled_at_first_use"))
-    claimed.difference_update(_native_claim(facts, "never_called"))
+    claimed = set(native_claim(facts, "assembled"))
+    claimed.difference_update(native_claim(facts, "compiled_at_first_use"))
+    claimed.difference_update(native_claim(facts, "never_called"))
     for binary in wheel.binaries:
         if binary.name in claimed and jit_entries(binary, target):
             yield finding(
@@ -344,13 +344,6 @@ def _find_not_native(
                 f"{binary.name} is not native, though patchkit.json says it is",
                 "repack it again",
             )
-
-
-def _native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
-    """Return the libraries that patchkit.json names under a key; none if it has another form."""
-    native = facts.get("native")
-    names = native.get(key) if isinstance(native, dict) else None
-    return names if isinstance(names, dict) else ()
 
 
 @dataclass(frozen=True, slots=True)
