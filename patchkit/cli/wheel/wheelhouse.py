@@ -224,10 +224,6 @@ def fill_wheels(
 
     yield from _override_lines(overrides)
     yield _install_step(house, node, filled.manifest.install_options)
-    if not lock_only:  # nodes take it by --find-links
-        server = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", str(house)]
-        where = "to offer them to every node"
-        yield next_step("python3", *server, "8000", where=where)
 
 
 def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Shown:
