@@ -12,8 +12,7 @@ import click
 
 from patchkit.cli.out import FOLDER, PRESENT_PATH
 from patchkit.cli.render import Lines, Verb, lead_word, note, option, with_options
-from patchkit.runtime.envfile.env_file import locked_versions
-from patchkit.runtime.envfile.header import NODES_MAX
+from patchkit.runtime.envfile.env_file import NODES_MAX, locked_versions
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.rules.rule import CHOICES, RuleChoice

@@ -31,16 +31,16 @@ from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.serve.args import ServeCommand, serve_args
+from patchkit.runtime.serve.args import ServeCommand, find_drafter, serve_args
 from patchkit.runtime.serve.checkpoint import find_checkpoint, weights_gib
-from patchkit.runtime.serve.listen import CHOICES as LISTEN
-from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.request import (
+    LISTEN,
     ServeRequest,
     choose_preset,
+    listen_address,
     memory_pool,
+    models_url,
 )
-from patchkit.runtime.serve.rule_facts import find_drafter
 
 _HEADS = (
     "model",

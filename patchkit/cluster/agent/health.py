@@ -15,8 +15,8 @@ from typing import Any
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.frozen import frozen
 from patchkit.process import attempt
-from patchkit.runtime.host.gpu import parse_rows, query_gpus
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
+from patchkit.runtime.host.probe import parse_rows, query_gpus
 
 _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
 _SECONDS = 3.0  # for each program

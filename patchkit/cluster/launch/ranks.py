@@ -36,8 +36,12 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_rules
 from patchkit.runtime.serve.args import ServeCommand, serve_args
-from patchkit.runtime.serve.listen import listen_address
-from patchkit.runtime.serve.request import MASTER_PORT, ServeRequest, memory_pool
+from patchkit.runtime.serve.request import (
+    MASTER_PORT,
+    ServeRequest,
+    listen_address,
+    memory_pool,
+)
 from patchkit.units import BYTES_PER_GIB
 
 # Patterns of flags of `patchkit env` in hints → the keys of cluster.toml that replace them.

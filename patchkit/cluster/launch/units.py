@@ -27,8 +27,7 @@ from patchkit.runtime.rules.variable_rules import (
     cache_folders,
     cache_variables,
 )
-from patchkit.runtime.serve.listen import models_url
-from patchkit.runtime.serve.request import MASTER_PORT
+from patchkit.runtime.serve.request import MASTER_PORT, models_url
 from patchkit.target import targets
 
 SCRIPTS = {

@@ -21,7 +21,7 @@ from typing import Literal
 
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.rules.broken import Broken, load_broken
+from patchkit.runtime.rules.presets import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
 
 SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))

@@ -14,17 +14,21 @@ from patchkit.runtime.check.content import (
     build_finding,
     build_rule_finding,
 )
-from patchkit.runtime.check.file_secrets import check_defaults, check_secrets
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.host_checks import check_host
-from patchkit.runtime.check.servers import check_listeners, check_server_flags
+from patchkit.runtime.check.servers import (
+    check_defaults,
+    check_listeners,
+    check_secrets,
+    check_server_flags,
+)
 from patchkit.runtime.check.variable_checks import (
     check_contradictions,
     check_names,
     check_placeholders,
     check_values,
 )
-from patchkit.runtime.envfile.header import (
+from patchkit.runtime.envfile.env_file import (
     MARK,
     fact_problems,
     head_facts,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from patchkit.runtime.check.content import CheckedText, FileContent, StatedVersion
-from patchkit.runtime.envfile.header import fact_problems, head_facts
+from patchkit.runtime.envfile.env_file import fact_problems, head_facts
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import (
     read_env_data,

@@ -8,7 +8,7 @@ from pathlib import Path
 from patchkit.durable.atomic import replacing, status_of_file
 from patchkit.errors import UsageError, translated
 from patchkit.reading import read_bytes
-from patchkit.runtime.envfile.header import is_untouched
+from patchkit.runtime.envfile.env_file import is_untouched
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _PRIVATE = 0o600

@@ -14,8 +14,16 @@ from typing import Any, TypeVar
 from patchkit.errors import HostError
 from patchkit.foreign import read_json
 from patchkit.process import attempt
-from patchkit.runtime.host.gpu import read_gpus
-from patchkit.runtime.host.host import Address, Gid, Host, Memory, Netdev, Rdma, System
+from patchkit.runtime.host.host import (
+    Address,
+    Gid,
+    Gpu,
+    Host,
+    Memory,
+    Netdev,
+    Rdma,
+    System,
+)
 from patchkit.runtime.host.machine_root import (
     LIVE,
     Reader,
@@ -35,7 +43,10 @@ _ARM = "0x41"  # the implementer Arm, whose part numbers hardware.toml has
 Device = TypeVar("Device", Netdev, Rdma)
 _NET, _RDMA = "sys/class/net", "sys/class/infiniband"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
-_SECONDS = 10.0  # for ip to answer
+_SECONDS = 10.0  # for ip or nvidia-smi, which may have to load the driver
+
+_NO_VALUE = re.compile(r"\[.*|n/a|not supported", re.IGNORECASE)
+_NAMES = "name,compute_cap,driver_version,memory.total,pci.bus_id"
 
 
 def read_network_devices(
@@ -324,3 +335,62 @@ def read_memory(reader: Reader) -> Memory | None:
 def _read_pairs(text: str) -> dict[str, str]:
     pairs = (line.partition(":") for line in text.splitlines())
     return {printable(key): printable(value) for key, _, value in pairs}
+
+
+def read_gpus(reader: Reader) -> tuple[Gpu, ...]:
+    """Return the GPUs. If nvidia-smi names none, return none and add a note to ``reader``."""
+    query = f"--query-gpu={_NAMES}"
+    try:
+        text = reader.answer("nvidia-smi.csv", lambda: query_gpus(query))
+        rows = parse_rows(text, 5)
+    except ToolUnavailable as error:
+        reader.notes.append(f"no GPU is found: {error}")
+        return ()
+
+    gpus = []
+    for name, capability, driver, memory, bus in rows:
+        is_number = re.fullmatch(r"\d+\.\d+", capability)
+        gpu = Gpu(
+            name=name,
+            capability=capability if is_number else "",
+            driver=driver,
+            memory=parse_whole(memory),
+            # nvidia-smi has 0000000F:01:00.0, and sysfs 000f:01:00.0.
+            bus=bus.lower()[-12:],
+        )
+        gpus.append(gpu)
+    return tuple(gpus)
+
+
+def query_gpus(*options: str) -> str:
+    """Return the rows that nvidia-smi prints for these options, as CSV without a header.
+
+    Raises ToolUnavailable if it is missing or fails.
+    """
+    words = ("nvidia-smi", *options, "--format=csv,noheader,nounits")
+    # The locale C has decimal points.
+    done = attempt(*words, env={**os.environ, "LC_ALL": "C"}, timeout=_SECONDS)
+    if done.trouble:
+        raise ToolUnavailable(f"nvidia-smi: {printable(done.trouble)[:200]}")
+    return done.output
+
+
+def parse_rows(text: str, columns: int) -> list[list[str]]:
+    """Return the cells of lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
+
+    A cell without a value (``[N/A]``, ``Not Supported``, ``[Unknown Error]`` …) becomes "". Raises
+    ToolUnavailable if a line has another number of cells than ``columns``, or if there is no line.
+    """
+    rows = []
+    for line in filter(str.strip, text.splitlines()):
+        cells = [printable(cell) for cell in line.split(",")]
+        if len(cells) != columns:
+            shown = printable(text)[:80]
+            raise ToolUnavailable(
+                f"nvidia-smi: what it says is not understood: {shown!r}"
+            )
+
+        rows.append(["" if _NO_VALUE.fullmatch(cell) else cell for cell in cells])
+    if not rows:
+        raise ToolUnavailable("nvidia-smi: has no GPU")
+    return rows

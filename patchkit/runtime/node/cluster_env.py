@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from patchkit.errors import DriftError, PatchkitError, UsageError
 from patchkit.finding import Level
 from patchkit.frozen import frozen
-from patchkit.runtime.envfile.env_file import EnvFile
-from patchkit.runtime.envfile.header import render_env_file
+from patchkit.runtime.envfile.env_file import EnvFile, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Host, plain_version

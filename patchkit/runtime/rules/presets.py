@@ -5,16 +5,19 @@ a row is ``MODEL``, whose value is the oldest vLLM that upstream names for it; o
 key: ``MODEL vram_minimum_gb``, ``MODEL drafter``. A model with a recipe for a GB10 also has rows
 with the keys ``file``, ``architecture``, ``precision``, and one for each flag and variable.
 
-``presets.toml`` adds to the recipes, or differs from them; the head of the file describes it.
+``presets.toml`` adds to the recipes, or differs from them; ``broken.toml`` has the releases that do
+not serve some models. The heads of both files describe them. `serve-args`, `up` and `doctor --log`
+use the second one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +26,23 @@ from patchkit.finding import Confidence, Established
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.releases import read_table
-from patchkit.runtime.rules.rule import CHOICES, FlagName, Values
+from patchkit.runtime.rules.releases import check_range, read_table, within
+from patchkit.runtime.rules.rule import (
+    CHOICES,
+    FlagName,
+    Grounded,
+    Names,
+    Situation,
+    Values,
+    select_entries,
+)
 from patchkit.runtime.rules.spelling import is_slip
 from patchkit.units import GIB_PER_GB
 
 _SHORTEST = 3  # characters from which on the beginning of a name gets suggestions
 _MOST = 3  # names to suggest
 PLACE = RECIPES / "env" / "presets.toml"
+BROKEN = RECIPES / "env" / "broken.toml"
 MODELS = RECIPES / "env" / "vllm_recipes.tsv"
 VRAM = "vram_minimum_gb"
 ABOUT = ("file", "architecture", "precision")
@@ -287,3 +299,67 @@ def suggest_presets(name: str) -> list[str]:
 
     longer_names = [row for row in names if row.lower().startswith(lower_name)]
     return longer_names[:_MOST]
+
+
+@frozen
+class Broken(Grounded):
+    """A fault of some releases with some models, its cause and its cure.
+
+    ``models`` are patterns of model names in lower case, with or without the owner.
+    ``architectures`` are patterns of classes in a checkpoint's config. ``installed`` maps the
+    packages that take part in the fault to ranges of versions. ``command`` applies the cure.
+    """
+
+    models: Names
+    architectures: Names = ()
+    installed: Mapping[str, Annotated[str, check_range]] = field(default_factory=dict)
+    effect: str
+    cause: str
+    cure: str
+    command: str = ""
+    costs: str = ""
+
+    def is_about(self, models: Iterable[str], architectures: Iterable[str]) -> bool:
+        """Return whether the fault affects one of these model names or architectures."""
+        full_names = [model.rstrip("/").lower() for model in models]
+        short_names = [name.rpartition("/")[2] for name in full_names]
+
+        pairs = (
+            *product((*full_names, *short_names), self.models),
+            *product(architectures, self.architectures),
+        )
+        return any(fnmatchcase(*pair) for pair in pairs)
+
+    def is_possible(self, situation: Situation) -> bool:
+        """Return whether every package whose version is known is in the range of the fault."""
+        for name, bounds in self.installed.items():
+            version = situation.get(name)
+            if version and not within(version, bounds):
+                return False
+
+        return True
+
+
+@cache
+def load_broken() -> Mapping[str, Broken]:
+    """Return all faults by id. Raises UsageError, with file and line, for a wrong entry."""
+    faults = read_toml(tuple[Broken, ...], BROKEN, key="broken")
+    return {fault.id: fault for fault in faults}
+
+
+def broken_for(
+    models: Iterable[str], architectures: Iterable[str], situation: Situation
+) -> tuple[Broken, ...]:
+    """Return the faults that may affect a model in a situation.
+
+    ``models`` are the names that the model has, ``architectures`` its classes.
+    """
+    names = tuple(models)
+    # Architectures come from a checkpoint's config, whose values may have any type.
+    classes = tuple(name for name in architectures if isinstance(name, str))
+
+    return tuple(
+        fault
+        for fault in select_entries(load_broken().values(), situation)
+        if fault.is_about(names, classes) and fault.is_possible(situation)
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.broken import Broken
 from patchkit.runtime.rules.flags import (
     FlagRule,
     FlagRules,
@@ -23,6 +23,7 @@ from patchkit.runtime.rules.flags import (
 )
 from patchkit.runtime.rules.presets import (
     DRAFTING,
+    Broken,
     Preset,
     find_recipe,
     same_value,
@@ -34,21 +35,23 @@ from patchkit.runtime.serve.command_notes import (
     model_notes,
     speed_notes,
 )
-from patchkit.runtime.serve.context import context_notes
-from patchkit.runtime.serve.listen import listen_notes
+from patchkit.runtime.serve.context import RECURRENT, context_notes
+from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import (
     ServeRequest,
     check_model,
     check_rank,
     check_size,
+    listen_notes,
     measure_fit,
     release_faults,
 )
-from patchkit.runtime.serve.rule_facts import fill_rules
 
 SHARE = "--gpu-memory-utilization"
 # Origins of flags that a release may lack: such a flag is left out, with a note.
 _FROM_PRESET = ("preset", "drafter")
+
+_FACT = re.compile(r"\{(\w+)\}")
 
 
 @frozen
@@ -352,3 +355,103 @@ def _refusal_notes(refused: Values, unlike: Iterable[ServeFlag]) -> Iterator[str
     names = [flag.flag for flag in unlike if flag.reason not in common_reasons]
     if names:
         yield f"not as upstream's recipe for a GB10: {', '.join(names)}; --explain says why"
+
+
+def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
+    """Yield the rules with their ``{facts}`` filled in; skip a rule with an unknown fact."""
+    drafter = find_drafter(request)
+    facts = {
+        "nodes": str(request.node.nodes),
+        "rank": str(request.number),
+        "head": request.node.head,
+        "host": request.host,
+        "port": str(request.port),
+        "master_port": str(request.master_port),
+        "stacks": request.stacks,
+        # Half of the time, so that the stacks are written before the server is killed. If it is
+        # never killed, vLLM's own default of 300 s.
+        "hung": str(request.frozen // 2 or 300),
+        "watched": "/metrics" if request.frozen else "",
+        "drafter": drafter.setting,
+        # The blocks of the attention cache are multiples of 16 tokens.
+        "match_unit": "16" if _is_recurrent(request) else "",
+        "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
+        **_dense_facts(request),
+    }
+
+    for rule in rules:
+        names = _FACT.findall(rule.value + rule.reason)
+        if all(map(facts.get, names)):
+            is_other_drafter = rule.flag == DRAFTING and not drafter.is_default
+            yield replace(
+                rule,
+                value=_FACT.sub(lambda fact: facts[fact[1]], rule.value),
+                reason=_FACT.sub(lambda fact: facts[fact[1]], rule.reason),
+                optional=rule.optional or is_other_drafter,
+            )
+
+
+def _is_recurrent(request: ServeRequest) -> bool:
+    """Return whether flags of the preset or keys of the config are about Mamba or GDN layers."""
+    preset = request.node.preset
+    names = [flag.lstrip("-") for flag in (preset.flags if preset else ())]
+
+    if request.checkpoint:
+        names += request.checkpoint.config
+    return any(name.startswith(RECURRENT) for name in names)
+
+
+def _dense_facts(request: ServeRequest) -> dict[str, str]:
+    """Return the facts about dense layers in 16 bits, each "" if there are none.
+
+    ``dense`` is the flag's value to convert them; ``reads`` and ``less`` are the GB that are read
+    for a token without and with the conversion.
+    """
+    checkpoint = request.checkpoint
+    dense = checkpoint and find_dense_layers(checkpoint, request.node.nodes)
+    if not checkpoint or not dense:
+        return {"dense": "", "reads": "", "less": ""}
+
+    return {
+        "dense": dense.setting,
+        "reads": f"{checkpoint.reads / 1e9:.3g}",
+        "less": f"{(checkpoint.reads - dense.saved) / 1e9:.3g}",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A way of drafting: ``setting`` is the JSON for ``--speculative-config``, "" for none.
+
+    ``is_default`` says that it is on unless the user turns it off.
+    """
+
+    setting: str
+    is_default: bool
+
+
+def find_drafter(request: ServeRequest) -> Drafter:
+    """Return the drafter of the preset or, without a preset, of upstream's recipe."""
+    preset = request.node.preset
+    if preset:
+        setting = str(preset.flags.get(DRAFTING) or "")
+        return Drafter(setting or preset.drafter, is_default=bool(setting))
+
+    recipe = find_recipe(request.model)
+    return Drafter(recipe.drafter if recipe else "", is_default=False)
+
+
+def _shares_plain_head(request: ServeRequest, drafter: Drafter) -> bool:
+    """Return whether the drafter is on and shares the model's head, and the head is in 16 bits."""
+    checkpoint = request.checkpoint
+    if checkpoint is None or not checkpoint.has_plain_head:
+        return False
+
+    choice = request.choice
+    is_on_by_default = drafter.is_default and "drafter" not in choice.unwanted
+    if not is_on_by_default and "drafter" not in choice.wanted:
+        return False
+
+    # A drafter from a second checkpoint may have its own head.
+    config: dict[str, object] = json.loads(drafter.setting or "{}")
+    return config.get("method") == "mtp" and "model" not in config

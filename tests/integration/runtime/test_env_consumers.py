@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.envfile.header import render_env_file
+from patchkit.runtime.envfile.env_file import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
 from support.env_consumers import (
     docker,

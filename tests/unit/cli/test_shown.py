@@ -31,7 +31,7 @@ from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
-from patchkit.runtime.envfile.header import BLANK, with_digest
+from patchkit.runtime.envfile.env_file import BLANK, with_digest
 from support import hosts, terminal, write_files
 from support.terminal import runnable
 from support.wheels import write_wheel

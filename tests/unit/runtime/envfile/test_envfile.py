@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.runtime.envfile.header import head_facts, is_untouched, render_env_file
+from patchkit.runtime.envfile.env_file import head_facts, is_untouched, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
 from patchkit.runtime.envfile.write import write
 

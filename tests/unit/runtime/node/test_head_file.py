@@ -15,8 +15,12 @@ from patchkit.errors import (
     SourceError,
     UsageError,
 )
-from patchkit.runtime.envfile.env_file import read_env_file
-from patchkit.runtime.envfile.header import BLANK, NODES_MAX, with_digest
+from patchkit.runtime.envfile.env_file import (
+    BLANK,
+    NODES_MAX,
+    read_env_file,
+    with_digest,
+)
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from support import hosts
 from tools import golden_env

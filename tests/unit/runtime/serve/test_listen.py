@@ -4,7 +4,7 @@ import pytest
 
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Address, Host, Netdev, System
-from patchkit.runtime.serve.listen import (
+from patchkit.runtime.serve.request import (
     LOCAL,
     listen_address,
     listen_notes,
