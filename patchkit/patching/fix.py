@@ -91,9 +91,6 @@ class Evidence:
     source: str
     established: Established
 
-    def __post_init__(self) -> None:
-        record(list[Established], [self.established])  # raises RecordError
-
 
 @frozen
 class Patch:
@@ -214,10 +211,10 @@ class Fix:
 
     ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
     ``prove`` returns a sentence about what it has proved, or raises ProofError. Both may run
-    upstream's code only through ``proof.questions``.
+    upstream's code only through ``proof.questions``. Without an ``id``, the name of the file is it.
     """
 
-    id: str
+    id: str = ""
     title: str
     symptom: str
     why: str

@@ -32,8 +32,8 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     fixes = []
     for name in names:
         fix = _load_fix(home, name)
-        rows = evidence.get(fix.id, ())
-        fixes.append(replace(fix, evidence=fix.evidence + rows))
+        rows = evidence.get(name, ())
+        fixes.append(replace(fix, id=fix.id or name, evidence=fix.evidence + rows))
     return tuple(fixes)
 
 

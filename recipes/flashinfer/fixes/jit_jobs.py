@@ -129,7 +129,6 @@ def _told(tree: kit.SourceTree, machine: str) -> str:
 
 
 FIX = kit.Fix(
-    id="jit_jobs",
     title="FlashInfer starts as many compilers as memory holds",
     symptom="At the first start of a model the Spark hangs, or compilers end with code 137, while "
     "FlashInfer compiles fused_moe_120 or fp4_gemm_cutlass_sm120.",

@@ -62,7 +62,6 @@ def prove(case: kit.Case) -> str:
 _PROJECT = "project(NCCL VERSION 2.29.7\n        LANGUAGES CUDA CXX C)\n"
 
 FIX = kit.Fix(
-    id="cmake_archs",
     title="A plain CMake build has code for the device",
     symptom="cmake says `Using CUDA_ARCHITECTURES: 75`, and the library has no code for Blackwell, "
     "only sm_75 and PTX of it.",

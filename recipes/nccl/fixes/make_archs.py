@@ -71,7 +71,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="make_archs",
     title="A plain make builds NCCL for the device alone",
     symptom="A plain make compiles for six GPUs that are not there, and not for the one that is. "
     "With 2.26, nvcc 13 stops: Unsupported gpu architecture 'compute_50'.",

@@ -70,7 +70,6 @@ _BEFORE = (
 _AFTER = reduce(lambda text, swap: text.replace(*swap), _SWAPS, _BEFORE)
 
 FIX = kit.Fix(
-    id="make_cuda13",
     title="C++17 and the cccl headers with CUDA 13",
     symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
     why="The makefiles of 2.26 say -std=c++11 in any case, where those of 2.27.5 say that CUDA 13 "

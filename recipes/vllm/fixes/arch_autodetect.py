@@ -57,7 +57,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="arch_autodetect",
     title="Arch auto-detection on a GB10",
     symptom="Built on a Spark without TORCH_CUDA_ARCH_LIST: no error, and no CUDA kernels either.",
     why='torch\'s CMake rewrites "2.1" inside "12.1" and answers arch=compute_20,code=sm_121. vLLM '

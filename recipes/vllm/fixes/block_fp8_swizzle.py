@@ -47,7 +47,6 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 FIX = kit.Fix(
-    id="block_fp8_swizzle",
     title="Dense block-FP8 GEMM visits its tiles in an order that suits a small L2",
     symptom="Prefill of block-FP8 models loses speed on a GB10 as prompts exceed 4096 tokens.",
     why="In the default order a weight above 24 MiB is read from memory once per row of tiles. "

@@ -64,7 +64,6 @@ def _choose(devices: tuple[int, ...], code: kit.Code) -> str:
 
 _EXAMPLE = f"class {_CLASS}:\n    def is_supported():\n        return "
 FIX = kit.Fix(
-    id="cutedsl_nvfp4_gate",
     title="FlashInfer's CuTe-DSL NVFP4 GEMM on SM12x, by --linear-backend",
     symptom="--linear-backend flashinfer_cutedsl gives a kernel with 16-bit activations on a GB10.",
     why="The gate is for 10.x alone. The FlashInfer that 0.33.0 pins has the kernel for SM12x: the "

@@ -84,7 +84,6 @@ def _method(body: str) -> str:
 
 
 FIX = kit.Fix(
-    id="deepgemm_sm12x",
     title="DeepGEMM off on 12.1, and on SM12x while its pin has no kernels for them",
     symptom='"Unsupported architecture or scaling factor types" with a block-FP8 model in 0.24.0; '
     "later, DeepGEMM errors or slow prefill with such models.",

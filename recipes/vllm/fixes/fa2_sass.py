@@ -43,7 +43,6 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 FIX = kit.Fix(
-    id="fa2_sass",
     title="FlashAttention 2 as SASS for the device",
     symptom="The first requests after a start wait while the driver compiles FlashAttention 2's "
     "PTX, and again wherever its cache (~/.nv/ComputeCache) is not kept.",

@@ -110,7 +110,6 @@ if _is_cuda():
 """
 
 FIX = kit.Fix(
-    id="fa3_hopper",
     title="FlashAttention 3 is not built for devices that cannot run it",
     symptom="192 of 349 CUDA sources of a build of 0.25.1 are flash-attention's hopper/*.cu; nvcc "
     "compiles them to sm_75 code.",

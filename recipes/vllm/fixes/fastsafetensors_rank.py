@@ -92,7 +92,6 @@ def _loaded(
 
 
 FIX = kit.Fix(
-    id="fastsafetensors_rank",
     title="fastsafetensors loads to the node's own device, in one order on all nodes",
     symptom='"invalid device ordinal" on the second node with --load-format fastsafetensors.',
     why="The loader takes the rank for a device index, and the second of two Sparks has no cuda:1. "

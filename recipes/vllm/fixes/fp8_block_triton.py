@@ -78,7 +78,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="fp8_block_triton",
     title="Block-scaled FP8 linear layers take Triton on 12.1",
     symptom="A CUTLASS or DeepGEMM error, or wrong numbers, in the linear layers of a block-FP8 "
     "model (Qwen3 FP8, DeepSeek).",

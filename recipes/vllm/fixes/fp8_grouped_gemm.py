@@ -80,7 +80,6 @@ def _decide_backend(code: kit.Code) -> object:
 
 
 FIX = kit.Fix(
-    id="fp8_grouped_gemm",
     title="No CUTLASS FP8 grouped GEMM on SM12x",
     symptom="A compressed-tensors FP8 MoE model stops at the first request with a CUTLASS error: "
     "no cutlass_moe_mm kernel for the device.",

@@ -87,7 +87,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="fp8_linear_torch",
     title="FP8 linear layers take torch._scaled_mm on 12.1",
     symptom='"This kernel only supports sm120." and a trap in an FP8 model, or a CUTLASS error in '
     "its first linear layer.",

@@ -180,7 +180,6 @@ def dispatched(
 
 
 FIX = kit.Fix(
-    id="int8_azp",
     title="INT8 with zero points runs on SM12x",
     symptom='"This kernel only supports sm[80, 89)." and a trap from INT8 models with zero points '
     "(to 0.14: results that are never written); scaled_mm_c2x.cu takes twelve minutes to compile.",

@@ -63,7 +63,6 @@ def _supports_fp8(tree: kit.SourceTree, path: str, archs: str) -> bool:
 
 
 FIX = kit.Fix(
-    id="marlin_fp8_generator",
     title="Marlin FP8-input kernels for every SM12x",
     symptom='"marlin kernel with fp8 activation is not built." on a build for 12.1a.',
     why="The generators compare the arch with 89 and 120; for 12.1a they see 121 and leave the "

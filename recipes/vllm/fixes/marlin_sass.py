@@ -44,7 +44,6 @@ def _is_marlin(entry: kit.ArchList, request: kit.Request) -> bool:
 
 
 FIX = kit.Fix(
-    id="marlin_sass",
     title="Marlin kernels as SASS for the device",
     symptom="Garbled output from Marlin MoE models; minutes of PTX compilation at the first start.",
     why="The lists end in 8.0+PTX, so a GB10 compiles compute_80 PTX by itself. Before 0.23 that "

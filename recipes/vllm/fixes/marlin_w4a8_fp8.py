@@ -58,7 +58,6 @@ def _decide_backend(code: kit.Code) -> object:
 
 
 FIX = kit.Fix(
-    id="marlin_w4a8_fp8",
     title="Marlin W4A8-FP8 allowed on 12.1",
     symptom='"Marlin W4A8-FP8 only support SM89 or SM120 device" with VLLM_MARLIN_INPUT_DTYPE=fp8.',
     why="The checks compare the capability with exactly 120; the kernels are the same on 12.1.",

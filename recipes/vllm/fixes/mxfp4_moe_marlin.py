@@ -51,7 +51,6 @@ def _decide_backend(code: kit.Code) -> object:
 
 
 FIX = kit.Fix(
-    id="mxfp4_moe_marlin",
     title="MXFP4 MoE (gpt-oss) takes Marlin on SM12x",
     symptom="gpt-oss fails inside triton_kernels on vLLM 0.11.1 or 0.11.2.",
     why="Every capability from 9.0 on takes triton_kernels if they are installed; on SM12x they "

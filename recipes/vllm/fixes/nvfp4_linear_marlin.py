@@ -171,7 +171,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="nvfp4_linear_marlin",
     title="NVFP4 linear layers take Marlin on 12.1",
     symptom="Garbage, an illegal instruction or a CUTLASS error from an NVFP4 model.",
     why="FlashInfer's and vLLM's FP4 GEMMs come first on everything from 10.0 on. On SM12x they "

@@ -46,7 +46,6 @@ def _decide(is_installed: bool, is_weight_only: bool, code: kit.Code) -> str:
 
 
 FIX = kit.Fix(
-    id="nvfp4_moe_b12x",
     title="NVFP4 experts with 16-bit activations take b12x before Marlin",
     symptom="nvidia/Qwen3.6-35B-A3B-NVFP4 lands on Marlin although vllm[b12x] is installed.",
     why="b12x has kernels for SM12x, and vLLM asks it what it supports, but only if --moe-backend "

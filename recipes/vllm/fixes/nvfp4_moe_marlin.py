@@ -130,7 +130,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="nvfp4_moe_marlin",
     title="NVFP4 MoE layers take Marlin on 12.1",
     symptom="An NVFP4 MoE model stops in cutlass_fp4_moe_mm on vLLM 0.11; later, garbage or a "
     "crash from FlashInfer's fused MoE.",

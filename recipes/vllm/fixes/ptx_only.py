@@ -104,7 +104,6 @@ def _wrong(group: kit.Group, what: str) -> kit.ProofError:
 
 
 FIX = kit.Fix(
-    id="ptx_only",
     title="No machine code of older devices beside PTX",
     symptom="A build for 12.1a compiles files to sm_80, sm_89 and sm_90 code that no GB10 loads.",
     why="For an entry as 8.9+PTX the macro that sets -gencode makes machine code and PTX, even if "

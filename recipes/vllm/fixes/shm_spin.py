@@ -129,7 +129,6 @@ _EXAMPLE = (
     "    def wait(self, timeout_ms=None):\n{}\n"
 )
 FIX = kit.Fix(
-    id="shm_spin",
     title="Readers of the workers' ring rest between two steps",
     symptom="With two ranks or more, two cores of a Spark are at 100 % and hot while it generates.",
     why="A reader spins for a second after each message before it rests. Steps come every 20 to 60 "

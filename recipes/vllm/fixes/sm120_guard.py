@@ -31,7 +31,6 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 FIX = kit.Fix(
-    id="sm120_guard",
     title="enable_sm120_only lets the whole SM12x family through",
     symptom='"This kernel only supports sm120." and a trap, or FP8 results that are never written.',
     why="Built for 12.1a, __CUDA_ARCH__ is 1210, and the wrapper around the FP8 GEMMs compiles to "

@@ -80,7 +80,6 @@ def prove(case: kit.Case) -> str:
 
 
 FIX = kit.Fix(
-    id="version_label",
     title="A version of its own for a patched build",
     symptom="pip and `vllm --version` cannot tell a patched build from upstream's.",
     why="From 0.20 on CUDA 13.0 is upstream's main CUDA, so a build gets no local version at all. "

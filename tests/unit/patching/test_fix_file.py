@@ -70,9 +70,9 @@ def refused(copy, cli):
         ),
         (
             FILE,
-            '"marlin_sass",',
-            '"marlin_sass"',
-            "id=",
+            'SASS for the device",',
+            'SASS for the device"',
+            "title=",
             "invalid syntax. Perhaps you forgot a c",
         ),
         (

@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from typing import get_args
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -9,6 +10,7 @@ from packaging.version import Version
 
 from patchkit.edit.python import parsed
 from patchkit.edit.splice import splice
+from patchkit.finding import Established
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipes
 
@@ -30,6 +32,7 @@ def test_metadata_is_complete_and_needs_select_known_releases():
         assert len(fix.title) <= 80, fix.id
         assert fix.evidence, fix.id
         assert all(found.claim and found.source for found in fix.evidence), fix.id
+        assert {row.established for row in fix.evidence} <= {*get_args(Established)}
         assert fix.majors, fix.id
         assert fix.look.__doc__, f"the docs print it: {fix.id}"
         assert fix.prove is None or fix.prove.__doc__, fix.id
