@@ -1,18 +1,15 @@
 """Tuned configs of the fused MoE kernel for the GB10, where a release looks for them."""
 
-import builtins
 import io
 import json
-import os
 import posixpath
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
@@ -26,7 +23,6 @@ _DEVICE: str = _INDEX["device"]
 _PATH = "vllm/model_executor/layers/fused_moe/fused_moe.py"
 _FOLDER = "vllm/model_executor/layers/fused_moe/configs"
 _SETUP = "setup.py"
-_UTILS = "vllm/utils/platform_utils.py"
 _PACKAGED = "model_executor/layers/fused_moe/configs/*.json"
 _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
@@ -143,13 +139,8 @@ def _config_paths(tree: kit.SourceTree) -> list[str]:
 
     Raises DriftError.
     """
-
-    def names() -> list[str]:
-        name = _file_names(tree, _DEVICE)
-        return [name(config.key) for config in _CONFIGS]
-
     try:
-        (found,) = kit.ask(tree, [names], list[object])
+        (found,) = kit.ask(tree, [partial(_names_found, tree)], list[object])
     except kit.ProofError as error:
         raise kit.altered(
             f"{_PATH}: get_config_file_name cannot be run as it was known: {error.what}"
@@ -180,50 +171,41 @@ def _require_each(answer: list[object]) -> list[object]:
 
 def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
     """Return the rows that the release finds for each config, on a device of that name."""
-    name = _file_names(tree, device)
     path = SimpleNamespace(
         join=posixpath.join, dirname=posixpath.dirname, realpath=str, exists=tree.exists
     )
-    names: dict[str, object] = {
-        "__file__": _PATH,
-        "envs": SimpleNamespace(
-            VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False
-        ),
-        "get_config_file_name": lambda *key: name((*key[:3], key[3] or ())),
-        "json": json,
-        "logger": kit.Anything(),
-        "open": lambda place: io.StringIO(tree.read(place)),
-        "os": SimpleNamespace(path=path),
-        "vllm_is_batch_invariant": lambda: False,
-    }
-    find = _released_function(tree, _PATH, "get_moe_configs", names)
+    code = _code_on(
+        tree,
+        device,
+        __file__=_PATH,
+        envs=SimpleNamespace(VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False),
+        open=lambda place: io.StringIO(tree.read(place)),
+        os=SimpleNamespace(path=path),
+        vllm_is_batch_invariant=lambda: False,
+    )
+    find = code.get(_PATH, "get_moe_configs")
     found = (find(*config.key[:3], *config.key[3]) for config in _CONFIGS)
     return [_json_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
 
 
-def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
-    """Return the release's get_config_file_name on a device of that name."""
+def _names_found(tree: kit.SourceTree) -> list[object]:
+    """Return the name of a file that the release makes of the key of each config."""
+    build = _code_on(tree, _DEVICE).get(_PATH, "get_config_file_name")
+    return [build(*config.key[:3], list(config.key[3]) or None) for config in _CONFIGS]
+
+
+def _code_on(tree: kit.SourceTree, device: str, **names: object) -> kit.Code:
+    """Return the release's code, as it runs on a device of that name."""
     platform = SimpleNamespace(get_device_name=lambda *_arguments: device)
-    imported = SimpleNamespace(current_platform=platform, annotations=None)
-    names: dict[str, object] = {"current_platform": platform}
-    if (helper := "get_device_name_as_file_name") in tree.read(_PATH):
-        importer = {**vars(builtins), "__import__": lambda *_arguments: imported}
-        names[helper] = _released_function(
-            tree, _UTILS, helper, {"re": re, "__builtins__": importer}
-        )
-    build = _released_function(tree, _PATH, "get_config_file_name", names)
-    return lambda key: os.fspath(build(*key[:3], list(key[3]) or None))
-
-
-def _released_function(
-    tree: kit.SourceTree, path: str, scope: str, names: dict[str, object]
-) -> Callable[..., Any]:
-    """Return a function of the release, with ``names`` in place of what it takes from outside."""
-    code = kit.Code(tree, {})
+    stand_ins = {
+        "current_platform": platform,
+        "logger": kit.Anything(),
+        "re": re,  # upstream imports the package regex by this name
+    }
+    code = kit.Code(tree, stand_ins)
     for name, value in names.items():
-        code.put(path, name, value)
-    found: Callable[..., Any] = code.get(path, scope)
-    return found
+        code.put(_PATH, name, value)
+    return code
 
 
 _EXAMPLE = next(config for config in _CONFIGS if "N=704" in config.file)
@@ -241,7 +223,6 @@ def get_moe_configs(tuned_config):
 
 
 FIX = kit.Fix(
-    id="moe_configs",
     title="Tuned MoE kernel configs for the GB10",
     symptom='"Using default MoE config. Performance might be sub-optimal!" on a GB10.',
     why="vLLM looks for a file that is named after experts, size, device, dtype and block shape, "

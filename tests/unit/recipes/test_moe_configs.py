@@ -20,6 +20,9 @@ BLOCK = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128
 
 # How a release looks a config up, in short.
 SOURCE = """
+import json
+
+
 def get_config_file_name(E, N, dtype, block_shape=None):
     device = current_platform.get_device_name().replace(" ", "_")
     suffix = f",dtype={dtype}" if dtype else ""
@@ -85,7 +88,7 @@ def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
             "def get_config_file_name(",
             "cannot be run as it was",
         ),
-        ('    return f"E=', '    f"E=', "not NoneType"),
+        ('    return f"E=', '    f"E=', "does not give"),
     ],
 )
 def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of, ask):
