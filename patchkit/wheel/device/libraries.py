@@ -27,7 +27,7 @@ from patchkit.finding import Finding, finding
 from patchkit.frozen import frozen
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.libraries import KnownLibrary, LibraryTable
-from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
+from patchkit.recipes.vllm.sources import CudaSource, code_names, default_names
 from patchkit.records import read_toml
 from patchkit.source.project import project_named, projects, recipe_folders
 from patchkit.target import Load, Target, parse_arch
@@ -351,8 +351,8 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
         if library is None:
             raise BuildError(f"{path}: CMake does not say which library it is for")
         name = path.relative_to(source) if path.is_relative_to(source) else path
-        codes = codes_of(_CODE.findall(command)) or default_codes()
-        sources.append(CudaSource(str(name), library[1], codes))
+        names = code_names(_CODE.findall(command)) or default_names()
+        sources.append(CudaSource(str(name), library[1], names))
     return tuple(sources)
 
 

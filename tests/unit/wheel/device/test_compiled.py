@@ -54,10 +54,9 @@ def test_sources_and_their_archs(commands):
     found = commands(
         ("csrc/a.cu", "_C", EXACT), ("b.cpp", "_C", ""), ("b.cu", "_M", BOTH)
     )
-    codes = {each.source: {(k, a.gencode) for k, a in each.codes} for each in found}
-    assert codes == {
-        "csrc/a.cu": {("sass", "121a")},
-        "b.cu": {("sass", "89"), ("ptx", "89")},
+    assert {source.source: source.names for source in found} == {
+        "csrc/a.cu": {"sm_121a"},
+        "b.cu": {"sm_89", "compute_89"},
     }
     assert [each.library for each in found] == ["_C", "_M"]
     assert [each.load(GB10) for each in found] == [Load.EXACT, Load.JIT]
