@@ -17,7 +17,7 @@ FA2 = "_vllm_fa2_C"
 FA3 = "_vllm_fa3_C"
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
 # The module that chooses the version; releases have one of these, newest first.
-_DECIDING = (
+DECIDING = (
     "vllm/v1/attention/backends/fa_utils.py",
     "vllm/attention/utils/fa_utils.py",
 )
@@ -67,7 +67,7 @@ def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
     ``version`` is the version that it chooses, None for no FlashAttention. For each feature in
     ``_SUPPORTS`` that the release has a function for, there is the result of this function.
     """
-    path = first_existing(tree, _DECIDING)
+    path = first_existing(tree, DECIDING)
     answers = {"version": code.get(path, "get_flash_attn_version")()}
     for feature in _SUPPORTS:
         function = f"flash_attn_supports_{feature}"

@@ -21,20 +21,16 @@ from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import with_edits
+from patchkit.recipes.vllm.attention import DECIDING, FA2
 from patchkit.recipes.vllm.build import KnownSource, Wanted, known_externals
 from patchkit.recipes.vllm.external import ROOT_FILE, for_cuda
-from patchkit.source.tree import SourceTree
+from patchkit.source.tree import SourceTree, first_existing
 
 _SETUP = "setup.py"
 _MARK = "left out by patchkit"
 _TARGETS = frozenset({"define_extension_target", "add_custom_target"})
 _EXTENSION = re.compile(r"vllm\.(?:vllm_flash_attn\.)?(\w+)")
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
-# The module that imports flash-attention; releases have one of these, newest first.
-_FLASH_IMPORTS = (
-    "vllm/v1/attention/backends/fa_utils.py",
-    "vllm/attention/utils/fa_utils.py",
-)
 
 _INSTALLED = """\
 # {option}, as it is installed in upstream's own wheel of this release
@@ -305,10 +301,10 @@ def _guard_imports(tree: SourceTree, source: KnownSource) -> Iterator[Edit]:
     needs the missing names then raises ImportError itself, and vLLM, which asks every attention
     backend in turn, takes this as "not available". Raises DriftError unless there is one import.
     """
-    if "_vllm_fa2_C" not in source.targets:
+    if FA2 not in source.targets:
         return
 
-    path = next(filter(tree.exists, _FLASH_IMPORTS), _FLASH_IMPORTS[0])
+    path = first_existing(tree, DECIDING)  # this module imports flash-attention, too
     text = tree.read(path)
     imports = [*_flash_imports(parsed(path, text))]
     if len(imports) != 1:
