@@ -24,7 +24,6 @@ from patchkit.recipes.vllm.lists import (
     SUPPORTED,
     ArchList,
     cuda13_lists,
-    without_sm12x,
 )
 from patchkit.recipes.vllm.routing import (
     GB10,

@@ -1,22 +1,14 @@
-"""Find the arch lists in CMake files that a CUDA 13 build reads, and edit them."""
+"""Find the arch lists in CMake files that a CUDA 13 build reads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import methodcaller
 
 from packaging.version import Version
 
-from patchkit.edit.cmake import (
-    Argument,
-    Command,
-    commands,
-    list_items,
-    remove_list_items,
-)
-from patchkit.patching.fix import Observation, found, places
+from patchkit.edit.cmake import Argument, Command, commands, list_items
 from patchkit.recipes.vllm.archs import INTERSECTION
 
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
@@ -105,26 +97,3 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
             if value.startswith("-DENABLE_"):
                 return value.endswith("_SM100=1")
     return False
-
-
-def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
-    """Return the edits that remove SM12x from lists of kernels that vLLM uses on SM100 only.
-
-    ``what`` names the lists in the observation.
-    """
-    is_sm12x = methodcaller("startswith", "12.")
-    named = [entry for entry in lists if any(map(is_sm12x, entry.items))]
-
-    edits = [
-        remove_list_items(
-            entry.argument, is_sm12x, path=entry.path, note="SM100 kernels only"
-        )
-        for entry in named
-    ]
-
-    where = places([entry.where for entry in named or lists])
-    return found(
-        edits,
-        now=f"{where}: {what} names SM12x",
-        done=f"{where}: {what} does not name SM12x",
-    )

@@ -64,6 +64,7 @@ def _list_units(
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
     """Yield the place of each list that has to name the arch, and its edits: none if it does."""
     hands_on = _hands_on(texts[_UTILS])
+    arch = request.arch_list
     for path, text in texts.items():
         for entry in kit.cuda13_lists(path, text):
             members = [
@@ -76,10 +77,13 @@ def _list_units(
             if request.arch == "family":
                 if all(item.endswith("a") for item in members):
                     yield entry.where, [_widen_item(entry, members[0], request)]
-            elif request.arch_list in entry.items:
+            elif arch in entry.items:
                 yield entry.where, []
             elif not (hands_on and _leads_on(entry, members, request)):
-                yield entry.where, [_add_item(entry, request)]
+                edit = kit.add_list_item(
+                    entry.argument, arch, path=path, note=f"name {arch}"
+                )
+                yield entry.where, [edit]
 
 
 def _leads_on(entry: kit.ArchList, members: list[str], request: kit.Request) -> bool:
@@ -97,11 +101,6 @@ def _widen_item(entry: kit.ArchList, item: str, request: kit.Request) -> kit.Edi
     text = argument.text.replace(item, family)
     note = f"{item} to {family}"
     return kit.Edit(entry.path, argument.start, argument.stop, text, note)
-
-
-def _add_item(entry: kit.ArchList, request: kit.Request) -> kit.Edit:
-    arch = request.arch_list
-    return kit.add_list_item(entry.argument, arch, path=entry.path, note=f"name {arch}")
 
 
 def _condition_units(
@@ -252,7 +251,6 @@ def _is_marlin(group: kit.Group, request: kit.Request) -> bool:
 
 
 FIX = kit.Fix(
-    id="arch_lists",
     title="Arch lists that lead to the device's own code (12.1a), or its family's (12.0f)",
     symptom="A build with TORCH_CUDA_ARCH_LIST=12.1a silently falls back to 12.0 code; adding 12.1 "
     "to one list by hand makes the FP8, NVFP4 and MoE kernels vanish without an error.",

@@ -48,17 +48,15 @@ def prove(case: kit.Case) -> str:
 def _resolve(head: int, cuda: int, code: kit.Code) -> list[str]:
     code.names["current_platform"].get_cuda_runtime_major = lambda: cuda
     model = SimpleNamespace(hf_text_config=SimpleNamespace(linear_key_head_dim=head))
-    requests = [
-        {"gdn_prefill_backend": b} for b in ("auto", "flashinfer", "cutedsl", "triton")
-    ]
-    configs = [
-        SimpleNamespace(additional_config=r, model_config=model) for r in requests
-    ]
-    return [code.get(_PATH, _SCOPE)(config)[1] for config in configs]
+    backends = []
+    for asked in ("auto", "flashinfer", "cutedsl", "triton"):
+        request = {"gdn_prefill_backend": asked}
+        config = SimpleNamespace(additional_config=request, model_config=model)
+        backends.append(code.get(_PATH, _SCOPE)(config)[1])
+    return backends
 
 
 FIX = kit.Fix(
-    id="gdn_prefill_sm12x",
     title="Prefill of gated delta nets by FlashInfer on SM12x",
     symptom="--gdn-prefill-backend flashinfer is given, and the log says Triton/FLA.",
     why="The FlashInfer that these releases pin has a kernel for SM12x; they know of 9.0 and 10.x.",
