@@ -6,9 +6,10 @@ import os
 import shutil
 import stat
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from patchkit.durable.atomic import give
+from patchkit.durable.atomic import give, sync
 from patchkit.durable.signals import deferred
 
 # Less free space counts as a full disk: a tool that failed has removed its output since.
@@ -23,8 +24,7 @@ def second_name(source: Path, name: Path) -> None:
     """
     try:
         os.link(source, name, follow_symlinks=False)
-        with name.open("rb") as stream:
-            os.fsync(stream.fileno())
+        sync(name)
     except OSError:
         # Another file system, one without hard links, or fs.protected_hardlinks forbids them.
         name.unlink(missing_ok=True)
@@ -52,13 +52,11 @@ def write_staged(
     folder: Path,
 ) -> None:
     """Write a new file with owner and mode of the ``old`` one, or of a new one in ``folder``."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    handle = os.open(name, flags, 0o600)
-    with os.fdopen(handle, "wb") as file:
+    with open(name, "xb", opener=partial(os.open, mode=0o600)) as file:
         file.write(data)
         file.flush()
-        give(handle, old, folder)
-        os.fsync(handle)
+        give(file.fileno(), old, folder)
+        os.fsync(file.fileno())
 
 
 def make_folders(folder: Path) -> None:
