@@ -166,7 +166,7 @@ def test_a_branch_is_only_left_aside_if_no_cuda_build_takes_it(parts):
         for a in (True, False)
         for b in (True, False)
     }
-    taken = for_cuda((Branch(condition, (), 0, 0),))
-    passed = for_cuda((Branch((), (condition,), 0, 0),))
+    taken = for_cuda((Branch(condition, (), 0),))
+    passed = for_cuda((Branch((), (condition,), 0),))
     assert taken or True not in results
     assert passed or False not in results
