@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -78,7 +77,6 @@ def alive(settings: group.Settings) -> None:
     """
     watch = Liveness(settings)
     patience = watch.patience
-    proofs = Counter[str]()
 
     def fire(*_signal: object) -> NoReturn:
         raise FiredError
@@ -89,7 +87,6 @@ def alive(settings: group.Settings) -> None:
         while True:
             life = watch.look()
             if life.proof:
-                proofs[re.sub(r"\d+", "N", life.proof)] += 1
                 group.notify(f"WATCHDOG=1\nSTATUS={life.line}")
             elif watch.silent > patience / 2:
                 doubt = f"no sign of life for {watch.silent:.0f} s: {life.text}"
@@ -110,8 +107,6 @@ def alive(settings: group.Settings) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        counts = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
-        group.say(f"proofs: {counts or 'none'}")
         # systemd would show the last status until the next start.
         group.notify("STATUS=")
 

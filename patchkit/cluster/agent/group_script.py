@@ -454,8 +454,6 @@ def notify(state: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
-    if address.startswith("@"):  # an abstract socket
-        address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
         connection.connect(address)
         connection.sendall(state.encode())

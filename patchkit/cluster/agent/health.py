@@ -393,8 +393,7 @@ def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
     devices = set()
     for folder in folders:
         path = Path(folder).expanduser()
-        candidates = (path, *path.parents)
-        nearest = next(candidate for candidate in candidates if candidate.exists())
+        nearest = next(filter(Path.exists, (path, *path.parents)))
         device = nearest.stat().st_dev
         if device in devices:
             continue

@@ -91,18 +91,13 @@ def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
     if isinstance(answer.value("data", 0), dict):
         return EMBEDDING
 
-    message = answer.value("choices", 0, "message")
-    if message is None:  # as in a completion
-        message = answer.value("choices", 0)
+    # A completion has no message: its choice holds the text.
+    message = answer.value("choices", 0, "message") or answer.value("choices", 0)
     if not isinstance(message, dict):
         return ()
 
-    names = []
-    for name in _TEXTS:
-        text = message.get(name)
-        if text and isinstance(text, str):
-            names.append(name)
-    return tuple(names)
+    texts = {name: message.get(name) for name in _TEXTS}
+    return tuple(name for name, text in texts.items() if text and isinstance(text, str))
 
 
 def _token_count(answer: HttpAnswer) -> int | None:
