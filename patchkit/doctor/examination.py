@@ -102,7 +102,19 @@ def examine_cluster(
     if head.placed and head.placed.url and not port:
         url = head.placed.url  # where `up` let the server listen
 
-    answers = _ask_server(cluster, head, url)
+    # The head asks the server, which may listen at an address of the head alone.
+    answers = (
+        head.silence
+        or run_on_all(
+            [cluster.head],
+            lambda node: node.call(
+                ServerAnswers,
+                ask_server,
+                url=url,
+                cluster=cluster.name,
+            ),
+        )[0]
+    )
 
     judged = list(reports)
     of_server: Iterable[Finding]
@@ -131,29 +143,6 @@ def examine_cluster(
         reports=tuple(reports),
         lines=tuple((node, line.text) for node, line in saved),
     )
-
-
-def _ask_server(
-    cluster: Cluster,
-    head: NodeReport,
-    url: str,
-) -> ServerAnswers | PatchkitError:
-    """Return the server's answers, or the error if the head does not answer.
-
-    The head asks the server, which may listen at an address of the head alone.
-    """
-    if head.silence:
-        return head.silence
-
-    try:
-        return cluster.head.call(
-            ServerAnswers,
-            ask_server,
-            url=url,
-            cluster=cluster.name,
-        )
-    except PatchkitError as error:
-        return error
 
 
 def _add_server(
@@ -230,7 +219,8 @@ def _judge_journals(
 
     # Read all lines since the server was started; if it does not run, the newest lines.
     head = reports[0]
-    since = _serving_since(head, cluster.unit)
+    unit = head.state.unit(cluster.unit) if head.state else None
+    since = unit.since if unit and unit.active == "active" else ""
     journal = read_group_journal(
         cluster,
         since=since,
@@ -245,12 +235,6 @@ def _judge_journals(
         yield from _judge_lines(lines, started, facts_for_causes(head))
         if len(reports) > 1:
             yield from _judge_nccl(started, lines)
-
-
-def _serving_since(head: NodeReport, unit_name: str) -> str:
-    """Return the time at which the head's rank was started, "" if the rank does not run."""
-    unit = head.state.unit(unit_name) if head.state else None
-    return unit.since if unit and unit.active == "active" else ""
 
 
 def _judge_lines(
@@ -319,10 +303,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
 
 
 def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
-    ports = {cluster.serve.port}
-    for needed in head_ports(cluster.serve).values():
-        ports.update(needed)
-
+    ports = {cluster.serve.port}.union(*head_ports(cluster.serve).values())
     sent = node.call(
         _SentAnswer,
         node_facts.examine,
@@ -447,14 +428,9 @@ def _meet_others(
     reports: Sequence[NodeReport],
 ) -> list[NodeReport]:
     """Return the reports with each node's ways to other nodes and its files of models."""
-
-    def meet(pair: tuple[Remote, NodeReport]) -> NodeReport:
-        node, report = pair
-        return report if report.silence else _meet(cluster, node, report, reports)
-
     met = []
     pairs = list(zip(cluster.nodes, reports, strict=True))
-    answers = run_on_all(pairs, meet)
+    answers = run_on_all(pairs, lambda pair: _meet(cluster, *pair, reports))
     for report, answer in zip(reports, answers, strict=True):
         if isinstance(answer, PatchkitError):
             missing = dict.fromkeys(("ways", "links", "models"), answer)
@@ -489,8 +465,12 @@ def _meet(
 ) -> NodeReport:
     """Return a node's report with its ways to its peers and its models; a head's with ssh links.
 
-    The peers of the head are all workers; the only peer of a worker is the head.
+    The peers of the head are all workers; the only peer of a worker is the head. The report of a
+    node that did not answer is returned as it is.
     """
+    if report.silence:
+        return report
+
     head = reports[0]
     workers = reports[1:]
     is_head = report is head
@@ -499,11 +479,17 @@ def _meet(
         addresses = _cable_addresses(report, peer)
         targets += [(peer.node, address) for address in addresses]
 
+    # The name by which the head reaches each worker, and the worker's address.
+    links = [
+        [entry.from_head, worker.address]
+        for entry, worker in zip(file.members[1:], workers, strict=True)
+    ]
+
     sent = node.call(
         _SentAnswer,
         node_facts.meet,
         addresses=[address for _peer, address in targets],
-        peers=_ssh_links(file, workers) if is_head else [],
+        peers=links if is_head else [],
         models=_model_folders(file, head, report),
     )
 
@@ -519,12 +505,6 @@ def _meet(
         ways=ways,
         missing={**report.missing, **sent.missing(report.node)},
     )
-
-
-def _ssh_links(file: ClusterFile, workers: Sequence[NodeReport]) -> list[list[str]]:
-    """Return for each worker a list of the name by which the head reaches it, and its address."""
-    entries = zip(file.members[1:], workers, strict=True)
-    return [[entry.from_head, worker.address] for entry, worker in entries]
 
 
 def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:

@@ -345,7 +345,6 @@ def _judge_way(
             other=peer.node,
             address=way.address,
             netdev=way.netdev,
-            command=_ping_command(end, way),
         )
         reason = f"{peer.node} does not answer"
         return {"way": silence, **_unknown(node, reason, "mtu")}
@@ -369,12 +368,12 @@ def _judge_frames(
     if way.full != "silent":
         return {}
 
-    payload = str(way.mtu - HEADERS)
+    ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
     fault = make_finding(
         "mtu",
         f"{end.node}, {peer.node}",
         what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
-        command=_ping_command(end, way, "-M", "do", "-s", payload),
+        command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
     )
     return {"mtu": fault}
 
@@ -398,11 +397,6 @@ def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
     ]
 
     return candidates[0] if len(candidates) == 1 else end.holder
-
-
-def _ping_command(end: CableEnd, way: Way, *options: str) -> str:
-    words = ("ping", "-c", "3", "-I", way.netdev, *options)
-    return end.report.command(*words, way.address)
 
 
 @check("link")

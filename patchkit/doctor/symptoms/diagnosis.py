@@ -171,7 +171,8 @@ def read_log(
 
     ``chunks`` are pieces of the log of any size. ``machine_facts`` are used where the log states
     no fact. Give ``whole=False`` for a part of a log, such as one line: a missing text proves
-    nothing there. Raise what ``chunks`` raises, and HostError if grep does not run.
+    nothing there. The start before the last one is judged if only that has an error and the last
+    one does not serve. Raise what ``chunks`` raises, and HostError if grep does not run.
     """
     notes = set[str]()
     for symptom in symptoms().values():
@@ -183,27 +184,18 @@ def read_log(
     log = scan(chunks, _searched_texts(), notes, starts)
 
     facts = machine_facts or {}
-    judged = _judge_start(log.streams, log.answered, facts, whole)
+    latest = _judge_start(log.streams, log.answered, facts, whole)
+    former = _judge_start(log.before, {}, facts, whole)
 
-    if log.before:
-        former = _judge_start(log.before, {}, facts, whole)
-        judged = _choose_start(judged, former)
+    judged = replace(latest, earlier=former.lead)
+    if former.lead and not latest.lead and not latest.serving:
+        judged = former
 
     return replace(
         judged,
         unread=log.unread,
         begun=log.begun.total(),
     )
-
-
-def _choose_start(latest: ReadLog, former: ReadLog) -> ReadLog:
-    """Return the diagnoses of the latest start, with the first error of the former one.
-
-    Return those of the former start if only that has an error, and the latest does not serve.
-    """
-    if former.lead and not latest.lead and not latest.serving:
-        return former
-    return replace(latest, earlier=former.lead)
 
 
 def _searched_texts() -> list[TextPattern]:
@@ -349,10 +341,9 @@ class _Evidence:
         if not re.search(cause.matches, hit.text):
             return True
 
-        if self.whole and not self._has_all(cause.seen):
-            return True
         texts = self.log.hits.keys()
-        return not texts.isdisjoint(cause.unseen)
+        lacks_text = self.whole and not texts >= {*cause.seen}
+        return lacks_text or not texts.isdisjoint(cause.unseen)
 
     def _proves(self, cause: Cause) -> bool:
         """Return whether all conditions of a cause, which is not excluded, are known to hold."""
@@ -361,17 +352,13 @@ class _Evidence:
             return False  # a cause without conditions holds only if all others are excluded
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
-        if self.whole:
-            return True
-        return self._has_all(cause.seen) and not cause.unseen
+        has_all = self.log.hits.keys() >= {*cause.seen}
+        return self.whole or (has_all and not cause.unseen)
 
     def _known_conditions(self, cause: Cause) -> Condition:
         return {
             fact: values for fact, values in cause.when.items() if self.facts.get(fact)
         }
-
-    def _has_all(self, texts: Iterable[str]) -> bool:
-        return self.log.hits.keys() >= {*texts}
 
 
 # Number of a line → the weight of a symptom's most specific text in that line.

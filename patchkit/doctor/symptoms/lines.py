@@ -29,14 +29,11 @@ _ESCAPES = re.compile(
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
 _PART = re.compile("|".join(FORMS["parts"]))
-
-
-def _compile_prefix(form: str) -> re.Pattern[str]:
-    """Return a form as a pattern; names of [parts] are replaced by the patterns of the parts."""
-    return re.compile(_PART.sub(lambda part: FORMS["parts"][part[0]], form))
-
-
-_PREFIXES = [_compile_prefix(form) for form in FORMS["prefix"]]
+# The patterns of [parts] replace their names.
+_PREFIXES = [
+    re.compile(_PART.sub(lambda part: FORMS["parts"][part[0]], form))
+    for form in FORMS["prefix"]
+]
 _QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 

@@ -7,7 +7,7 @@ A symptom has texts as programs print them, with placeholders for the parts that
 ``{name}`` stands for one word, whose value is kept under this name, ``{}`` for one word whose
 value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
 the end of a line; write two where programs print a run of blanks, as in a table. Upper and lower
-case are the same. ``{{`` and ``}}`` are braces. A text has no name twice, and at least five plain
+case are the same. A text has no name twice, and at least five plain
 ASCII characters in a row: grep searches for them.
 """
 
@@ -29,13 +29,11 @@ SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))
 
 # A half of a run of characters is searched for by itself if it has at least so many characters.
 _RARE = 12
-_OTHER_THAN_ASCII = re.compile(r"[^\x20-\x7e]+")
+# grep ignores the case of ASCII letters alone.
+_RUN_END = re.compile(r"\{[a-z_]*\}|\s*\.\.\.\s*|\s\s+|[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
 _GAP = r"[\s\S]{0,500}?"
-_PART = re.compile(
-    r"(?P<brace>\{\{|\}\})|\{(?P<name>[a-z_]*)\}"
-    r"|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)"
-)
+_PART = re.compile(r"\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,6 @@ def text_pattern(text: str) -> TextPattern:
 
 
 def _part_expression(part: re.Match[str]) -> str:
-    if part["brace"]:
-        return re.escape(part[0][0])
     if part["gap"]:
         return _GAP
 
@@ -95,11 +91,7 @@ def _anchors(text: str) -> tuple[str, ...]:
 
     A program may break a long line at a blank; then at least one half is whole in a line.
     """
-    plain = _PART.sub(_plain_part, text)
-
-    # grep ignores the case of ASCII letters alone.
-    runs = [run.strip() for run in _OTHER_THAN_ASCII.split(plain)]
-
+    runs = [run.strip() for run in _RUN_END.split(text)]
     longest = max(runs, key=len).lower()
     blanks = (blank.start() for blank in re.finditer(" ", longest))
     middle = min(
@@ -110,18 +102,6 @@ def _anchors(text: str) -> tuple[str, ...]:
 
     halves = (longest[:middle], longest[middle + 1 :])
     return halves if min(map(len, halves)) >= _RARE else (longest,)
-
-
-def _plain_part(part: re.Match[str]) -> str:
-    """Return the brace or the single blank that a part stands for, else a line feed.
-
-    A line feed ends a run of plain characters.
-    """
-    if part["brace"]:
-        return part[0][0]
-
-    is_one_blank = part["blank"] and len(part[0]) == 1
-    return " " if is_one_blank else "\n"
 
 
 @frozen
