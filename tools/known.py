@@ -89,7 +89,6 @@ def proof_cells(proof: Proof) -> list[str]:
     starts = [proof.part(f"serve-{it}").figures for it in ("cold", "warm")]
     paths = [proof.part(f"nccl-{it}").figures for it in ("roce", "socket")]
     speeds = [its.get("most_gigabytes_per_second") for its in paths]
-    attention = proof.part("kernel-fa2").figures
     cells = [
         *(
             proof.device,
@@ -99,8 +98,6 @@ def proof_cells(proof: Proof) -> list[str]:
             ", ".join(map(str, counts)),
         ),
         first_use(proof),
-        ", ".join(str(attention.get(f"first_{it}", "?")) for it in ("s", "kept_s"))
-        + " s",
         "; ".join(short_kernels(part) or part.state for part in routing),
         ", ".join(str(its.get("ready_s", "?")) for its in starts) + " s",
         ", ".join(str(its.get("tokens_per_s", "?")) for its in starts),

@@ -423,6 +423,33 @@ def try_all_reduce(settings: Answer) -> Answer:
     return {"figures": figures}
 
 
+def try_routing(settings: Answer) -> Answer:
+    """Build a model of random weights and generate four tokens.
+
+    The answer is empty: vLLM logs which kernels it chose.
+    """
+    _require_gpu()
+    vllm = importlib.import_module("vllm")
+    with tempfile.TemporaryDirectory() as place:
+        config = json.dumps(settings["config"])
+        Path(place, "config.json").write_text(config, encoding="utf-8")
+
+        engine = vllm.LLM(place, **settings["engine"])
+
+    sampling = vllm.SamplingParams(
+        temperature=0,
+        max_tokens=4,
+        ignore_eos=True,
+        detokenize=False,
+    )
+    engine.generate(
+        [{"prompt_token_ids": [5, 6, 7]}],
+        sampling,
+        use_tqdm=False,
+    )
+    return {}
+
+
 def _judge_products(
     kernel: str,
     products: Iterable[tuple[Any, Any]],
@@ -467,6 +494,7 @@ STEPS: dict[str, Callable[[Answer], Answer]] = {
     "fp8": try_fp8,
     "nvfp4": try_nvfp4,
     "all-reduce": try_all_reduce,
+    "routing": try_routing,
 }
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def gpu_steps(
     """Yield the result of each step as soon as the step ends.
 
     Each of the ``steps`` has settings: its name ``step``, its limit ``seconds``, the name
-    ``script`` that the script knows it by, and optionally ``file``, another script. If the step
-    that tries the device is not ok, the steps after it are "not-run".
+    ``script`` that the script knows it by. If the step that tries the device is not ok, the steps
+    after it are "not-run".
     """
     obstacle = ""
     for settings in steps:
@@ -92,7 +92,6 @@ def run_step(
     A process that fails, takes too long or does not start gives a result with the state "failed".
     """
 
-    file = str(settings.get("file", script.__file__))
     env = {
         **os.environ,
         **variables,
@@ -106,7 +105,7 @@ def run_step(
     start = time.monotonic()
     step = Follow(
         python,
-        file,
+        script.__file__,
         str(settings["script"]),
         json.dumps(dict(settings)),
         env=env,

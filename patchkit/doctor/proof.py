@@ -32,7 +32,6 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import require_all, run_on_all
-from patchkit.doctor import proof_script
 from patchkit.doctor.examination import examine_cluster
 from patchkit.doctor.gpu import (
     SMOKE_TEST,
@@ -215,7 +214,6 @@ def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]
     paths = PROOF_SETTINGS["nccl"]["paths"]
     return {
         try_gpu: [step["step"] for step in SMOKE_TEST["step"]],
-        call_attention: [PROOF_SETTINGS["kernel"]["step"]],
         build_models: [f"routing-{name}" for name in PROOF_SETTINGS["models"]],
         time_paths: [f"nccl-{path}" for path in paths],
         measure_starts: ["serve-cold", "serve-warm"],
@@ -277,26 +275,6 @@ def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
     return gpu_steps(node.python, SMOKE_TEST["step"], node.variables)
 
 
-def call_attention(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield one result: the first call of a kernel with an empty cache, then with a filled one.
-
-    Two processes make the call. The second one gets the cache that the first one filled; its time
-    is the figure ``first_kept_s``.
-    """
-    cache = {"CUDA_CACHE_PATH": str(request.folder / "cache")}
-    steps = [{**PROOF_SETTINGS["kernel"], "variables": cache}]
-    (empty,) = run_beside(request, steps)
-    (full,) = run_beside(request, steps)
-
-    first_again = full.figures.get("first_s", "?")
-    worse = full if empty.state == "ok" else empty
-    yield replace(
-        worse,
-        figures={**empty.figures, "first_kept_s": first_again},
-        seconds=round(empty.seconds + full.seconds, 2),
-    )
-
-
 def build_models(request: ProofRequest) -> Iterator[GpuStep]:
     """Yield a result for each format of weights, with the kernels that vLLM chose by its log."""
     steps = []
@@ -308,26 +286,13 @@ def build_models(request: ProofRequest) -> Iterator[GpuStep]:
         }
         steps.append(step)
 
-    for part in run_beside(request, steps):
+    node = request.nodes[0]
+    variables = {**node.variables, **PROOF_SETTINGS["routing"]["variables"]}
+    parts = run_on_all(steps, lambda step: run_step(node.python, step, variables))
+    for part in require_all(parts):
         choices = _CHOSE.finditer("\n".join(part.lines))
         kernels = dict.fromkeys(choice[1] or choice[2] for choice in choices)
         yield replace(part, kernel=", ".join(kernels))
-
-
-def run_beside(
-    request: ProofRequest,
-    steps: Sequence[dict[str, Any]],
-) -> list[GpuStep]:
-    """Return the results of steps of proof_script.py, which run at the same time."""
-    node = request.nodes[0]
-
-    def work(step: dict[str, Any]) -> GpuStep:
-        settings = {**step, "file": proof_script.__file__}
-
-        variables = {**node.variables, **step["variables"]}
-        return run_step(node.python, settings, variables)
-
-    return require_all(run_on_all(steps, work))
 
 
 def time_paths(request: ProofRequest) -> Iterator[GpuStep]:

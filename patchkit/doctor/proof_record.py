@@ -25,8 +25,6 @@ _SUMMARY_FIGURES = (
     "tokens_per_s",
     "cores_busy",
     "cores_idle",
-    "first_s",
-    "first_kept_s",
     "error",
     "microseconds_8",
     "most_gigabytes_per_second",

@@ -38,7 +38,7 @@ NAMES = PrivateNames(
     hosts=(("spark-3995",),), users=("annalena",), addresses=("192.168.177.11",)
 )
 FIGURES = {
-    "kernel-fa2": {"first_s": 31.2, "first_kept_s": 0.01, "error": 0.017},
+    "gpu-fp8": {"error": 0.017},
     "nccl-roce": {"microseconds_8": 30.1, "most_gigabytes_per_second": 22.5},
     "serve-cold": {
         "ready_s": 180.0,
@@ -93,7 +93,7 @@ def archive_of(data, *names, kind=tarfile.REGTYPE, **headers):
 
 
 @pytest.mark.parametrize(
-    "name", [*Proof.__dataclass_fields__, "reason", "ok", "kernel-fa2"]
+    "name", [*Proof.__dataclass_fields__, "reason", "ok", "gpu-fp8"]
 )
 def test_a_user_or_host_may_have_any_name(name):
     machine = FieldMap(model="GB10", paths={name: name})
@@ -101,7 +101,7 @@ def test_a_user_or_host_may_have_any_name(name):
     names = PrivateNames(hosts=((f"{name}.lan", name),), users=(name,))
     proof = replace(made_proof()[0], machines=(machine,), findings=(finding,))
     proof, _packed = pack_proof(proof, {}, names)
-    assert proof.part("kernel-fa2").state == "ok"
+    assert proof.part("gpu-fp8").state == "ok"
     assert proof.machines[0].keys() == {"model", "paths"}
 
 
@@ -200,7 +200,7 @@ def test_an_archive_is_one_row_of_the_page_and_its_words_are_plain(
         "| x ? ?script? ?rm? y ? | 580.95.05 | 0.33.0 | 2026-11-26 |"
     )
     routing = "; ".join(["CutlassFP8, TRITON"] * 4)
-    figures = f"31.2, 0.01 s | {routing} | 180.0, ? s | 31.0, ? | 22.5 GB/s, not run"
+    figures = f"{routing} | 180.0, ? s | 31.0, ? | 22.5 GB/s, not run"
     assert f"| vllm_fa2_C 52 of 52 | {figures} |" in one
 
 
@@ -281,13 +281,13 @@ def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(
         node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)}
     )
     request = SimpleNamespace(nodes=[node], vllm="1", free_gib=99.0, folder=tmp_path)
-    runs = (start, proof.call_attention, end, print)
-    planned = dict(zip(runs, [*proof.plan_parts().values()][:4], strict=True))
+    runs = (start, proof.build_models, end, print)
+    planned = dict(zip(runs, proof.plan_parts().values(), strict=True))
     monkeypatch.setattr(proof, "plan_parts", lambda: planned)
     parts, interrupt = proof.run_parts(request, lambda _line: None)
-    assert [part.step for part in parts] == PARTS[:-2]
+    assert [part.step for part in parts] == PARTS
     absent = "torch sees no CUDA device"
-    reasons = ["", *["no cable"] * 4, absent, *["interrupted"] * 6]
+    reasons = ["", *["no cable"] * 4, *[absent] * 4, *["interrupted"] * 4]
     assert [part.reason for part in parts] == reasons
     assert interrupt.exit_code == 130
 
