@@ -154,12 +154,11 @@ def check_disks(node: NodeReport) -> Outcome:
     full = []
     for disk in disks:
         if trouble := disk_trouble(disk):
-            usage = quoted("du", "-xah", "-d", "1", disk.folder)
             finding = node.find(
                 "disk",
                 folder=disk.folder,
                 what=trouble,
-                command=node.command("sh", "-c", f"{usage} | sort -h | tail"),
+                quoted=quoted(disk.folder),
             )
             full.append(finding)
 

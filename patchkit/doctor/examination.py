@@ -214,6 +214,7 @@ def _judge_journals(
             yield unchecked("log", report.node, "nothing was started")
         else:
             started.append(report)
+
     if not started:
         return
 
@@ -374,6 +375,7 @@ def _add_addresses(
         head_address = addressed[0].address if addressed else file.members[0].address
         report = _add_address(file, report, head_address, is_head=not addressed)
         addressed.append(report)
+
     return addressed
 
 
@@ -436,6 +438,7 @@ def _meet_others(
             missing = dict.fromkeys(("ways", "links", "models"), answer)
             answer = replace(report, missing={**report.missing, **missing})
         met.append(answer)
+
     return met
 
 
@@ -454,6 +457,7 @@ def _model_folders(
     for repo, commit in file.models.items():
         name = ModelFolder(repo=repo, commit=commit).name
         folders.append(f"{file.model_folder}/{name}")
+
     return folders
 
 
@@ -498,6 +502,7 @@ def _meet(
         # Take the requested address, not the one in the answer.
         pairs = zip(targets, sent.ways, strict=True)
         ways = tuple((peer, replace(way, address=to)) for (peer, to), way in pairs)
+
     return replace(
         report,
         models=sent.models,

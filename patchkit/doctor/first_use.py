@@ -122,6 +122,7 @@ def count_loads(
             if not dispatch.leaves(library, names.split()):
                 archs = list_archs(_ARCH_NAMES.findall(names))
                 loads[library][best_load(archs, (major, minor))] += count
+
     return loads
 
 

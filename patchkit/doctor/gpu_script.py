@@ -114,6 +114,7 @@ def _require_gpu() -> Any:
     if free < _LEAST_FREE:
         gib = f"{free / _BYTES_PER_GIB:.1f} GiB"
         raise NotRunError(f"only {gib} of the GPU's memory are free")
+
     return torch
 
 
@@ -227,6 +228,7 @@ def try_fp8(settings: Answer) -> Answer:
         scale = torch.rand(_WIDE // block, _DEEP // block, device="cuda")
         scale = scale * 0.01 + 0.005
         scales = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
+
     exact = weight.double() * scales.double()
 
     with _vllm_groups(torch):
@@ -240,6 +242,7 @@ def try_fp8(settings: Answer) -> Answer:
                 torch.bfloat16,
                 weight_loader=lambda *_: None,
             )
+
         layer.weight.data.copy_(weight)
 
         layer_scale = layer.weight_scale_inv if block else layer.weight_scale
@@ -253,6 +256,7 @@ def try_fp8(settings: Answer) -> Answer:
         for x in inputs:
             out = method.apply(layer, x.bfloat16())
             products.append((out, x.double() @ exact.t()))
+
         return _judge_products(name, products)
 
 
@@ -325,6 +329,7 @@ def try_nvfp4(_: Answer) -> Answer:
         for x in inputs:
             out = kernel.apply_weights(layer, x.bfloat16())
             products.append((out, x.double() @ exact.t()))
+
         return _judge_products(type(kernel).__name__, products)
 
 
@@ -474,6 +479,7 @@ def _judge_products(
     if error > _PRODUCT:
         fault = f"{kernel}: the product is wrong: error {error:.2g}, bound {_PRODUCT}"
         raise WrongError(fault, answer)
+
     return answer
 
 

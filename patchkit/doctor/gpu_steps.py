@@ -118,6 +118,7 @@ def run_step(
                 break
         else:
             done = running.done
+
     seconds = round(time.monotonic() - start, 2)
 
     answers = [line for line in lines if line.startswith(script.MARK)]
@@ -164,4 +165,5 @@ def _missing_answer(done: Completed | None, output: Sequence[str]) -> str:
 
         if match := _ERROR.match(line):
             error = match[1]
+
     return f"{ended}: {error or last_line}"

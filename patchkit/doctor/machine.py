@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from patchkit.cluster.agent.health import DiskRoom, GpuState
+from patchkit.cluster.agent.health import DiskRoom
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -144,6 +144,7 @@ def check_kernel_log(node: NodeReport) -> Outcome:
         is_bad = finding.level in (Level.ERROR, Level.WARNING)
         if is_bad and finding.about != "unknown":
             faults.append(finding)
+
     return faults or {"count": len(lines)}
 
 
@@ -177,16 +178,11 @@ def check_gpu(node: NodeReport) -> Outcome:
             **figures,
         )
 
-    if node.host.target == "gb10" and _is_stuck(gpu):
-        return node.find("gpu-stuck", **figures)
-    return figures
-
-
-def _is_stuck(gpu: GpuState) -> bool:
-    """Return whether a GPU has a low clock although it is busy."""
     is_busy = (gpu.busy or 0) >= _LIMITS["busy_percent"]
     is_slow = 0 < (gpu.mhz or 0) <= _LIMITS["stuck_mhz"]
-    return bool(is_busy and is_slow)
+    if node.host.target == "gb10" and is_busy and is_slow:
+        return node.find("gpu-stuck", **figures)
+    return figures
 
 
 @check("gpu-others")
@@ -209,6 +205,7 @@ def check_gpu_users(node: NodeReport) -> Outcome:
         memory = "" if user.mib is None else f" {user.mib} MiB"
         words = f"{user.name}{owner}{memory}".strip()
         shown.append(f"{user.pid} ({words})")
+
     return node.find(
         "gpu-others" if ranks else "gpu-taken",
         processes=", ".join(shown),
@@ -286,6 +283,7 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
             if "+" in lost.version:  # a wheel that was built here is in no public index
                 words += ("--no-index", "--find-links", "wheelhouse")
             command = _pip_install(node, *words, f"{lost.project}=={lost.version}")
+
         finding = node.find("nccl-lost", lost=lost, command=command)
         findings.append(finding)
 

@@ -102,7 +102,7 @@ class NcclRank:
 
 def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
     """Return what each process of NCCL wrote in a log; lines of other programs are ignored."""
-    ranks: dict[tuple[str, str], NcclRank] = {}
+    ranks: dict[str, NcclRank] = {}
     for line in lines:
         if "NCCL" not in line:
             continue
@@ -112,11 +112,12 @@ def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
         if match is None:
             continue
 
-        key = (match["host"], match["pid"])
-        if key not in ranks and len(ranks) < _MOST_RANKS:
-            ranks[key] = NcclRank(name=f"process {match['pid']} on {match['host']}")
-        if key in ranks:
-            ranks[key].read_line(match["text"])
+        name = f"process {match['pid']} on {match['host']}"
+        if len(ranks) < _MOST_RANKS:
+            ranks.setdefault(name, NcclRank(name=name))
+
+        if name in ranks:
+            ranks[name].read_line(match["text"])
 
     return list(ranks.values())
 
@@ -149,14 +150,20 @@ def _judge_rank(
     variables: Mapping[str, str],
 ) -> Iterator[Finding]:
     common = {"rank": rank, "used": rank.interfaces or "what it hides"}
-    changed = _changed_variables(rank, variables)
-    for name in changed:
+    changed = False
+    for name in _COMPARED:
+        meant = variables.get(name)
+        taken = rank.settings.get(name, meant)
+        if meant is None or taken == meant:
+            continue
+
+        changed = True
         yield make_finding(
             "nccl-value",
             where,
             name=name,
-            taken=rank.settings[name],
-            meant=variables[name] or "nothing",
+            taken=taken,
+            meant=meant or "nothing",
             **common,
         )
 
@@ -183,18 +190,3 @@ def _judge_rank(
             interface=f"; the ranks meet over {bootstrap}" if bootstrap else "",
             **common,
         )
-
-
-def _changed_variables(
-    rank: NcclRank,
-    variables: Mapping[str, str],
-) -> list[str]:
-    """Return the variables that reached a rank with other values than its env file has."""
-
-    changed = []
-    for name in _COMPARED:
-        meant = variables.get(name)
-        if meant is not None and rank.settings.get(name, meant) != meant:
-            changed.append(name)
-
-    return changed

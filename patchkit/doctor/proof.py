@@ -257,6 +257,7 @@ def run_parts(
             if name not in done
         ]
         obstacle = obstacle or find_obstacle(parts[0], request.free_gib)
+
     return parts, interrupt
 
 
@@ -536,6 +537,7 @@ def wait_until_ready(
         if HttpServer(url).ask("/health", seconds=2).status == 200:
             return
         time.sleep(0.2)
+
     raise HostError("the server did not answer in time: see its log")
 
 

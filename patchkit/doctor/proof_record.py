@@ -63,6 +63,7 @@ class Proof:
         for part in self.parts:
             if part.step == name:
                 return part
+
         return GpuStep(
             step=name,
             state="not-run",
@@ -101,6 +102,7 @@ def summary_lines(proof: Proof) -> list[str]:
     for part in reversed(proof.parts):
         if part.state == "ok" and len(shown) < _SUMMARY_LINES:
             shown += _wrapped(_figures_line(part))
+
     return shown
 
 

@@ -308,6 +308,7 @@ class Redactor:
         if len(word) < _SHORT or is_user_like_a_word:
             # A word may also begin behind an escaped line feed: `\n` in a quoted text.
             form = rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])){form}(?![A-Za-z0-9])"
+
         return form
 
     def value(self, value: Any, key: str = "") -> Any:
@@ -326,6 +327,7 @@ class Redactor:
         if key == "model" and not value.startswith(("/", "~", ".")):
             is_public = _is_public("model", value)
             return value if is_public else self._counted("model", value)
+
         return self.text(value)
 
     def _placeholder_for(self, kind: str, value: str) -> str:
@@ -352,6 +354,7 @@ class Redactor:
         for spelling in self._known:
             if re.sub("[-_]", "", spelling) == bare:
                 return spelling
+
         return small
 
     def _spans_of_match(self, match: re.Match[str]) -> Iterator[Span]:
@@ -435,6 +438,7 @@ def _is_public(kind: str, word: str) -> bool:
         case "model":
             is_hub_name = _HUB_NAME.fullmatch(word) is not None
             return not word or is_hub_name or small in _DATA.models
+
     return False
 
 

@@ -70,6 +70,7 @@ def _describe_key(answers: ServerAnswers) -> str:
     if answers.strangers:
         strangers = "; ".join(answers.strangers)
         return f", and none was sent: another listens there, {strangers}"
+
     return f", and the one in {answers.key} is not it" if answers.key else ""
 
 

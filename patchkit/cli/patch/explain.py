@@ -228,7 +228,7 @@ def _search_symptoms(text: str) -> list[Diagnosis]:
 def _unmet(symptom: Symptom) -> Diagnosis:
     """Return the diagnosis of a symptom without a log: all of its causes are possible."""
     hit = Hit(0, "", "", {})
-    return Diagnosis(symptom=symptom, hit=hit, count=0, causes=symptom.cause)
+    return Diagnosis(symptom=symptom, hit=hit, causes=symptom.cause)
 
 
 def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:

@@ -42,15 +42,13 @@ class TakenAddress:
 class CableEnd:
     """A node's interfaces to the other nodes.
 
-    ``holder`` is the interface that has the node's address in the cluster. ``obstacle`` is why
-    nothing can be tried through the interfaces, "" if all can be. ``taken`` are addresses of other
-    nodes that this node has.
+    ``holder`` is the interface that has the node's address in the cluster. ``taken`` are addresses
+    of other nodes that this node has.
     """
 
     report: NodeReport
     netdevs: tuple[Netdev, ...] = ()
     holder: Netdev | None = None
-    obstacle: str
     taken: tuple[TakenAddress, ...] = ()
 
     @property
@@ -60,6 +58,26 @@ class CableEnd:
     @property
     def mtu(self) -> int:
         return self.holder.mtu if self.holder else 0
+
+    @property
+    def obstacle(self) -> str:
+        """Return why nothing can be tried through the interfaces, "" if all can."""
+        if self.report.facts is None:
+            return self.report.why_not("facts")
+
+        if self.taken:
+            return f"{self.node} has the address of {self.taken[0].owner.node}"
+
+        dark = ", ".join(netdev.name for netdev in self.netdevs if _is_dark(netdev))
+        if dark:
+            return f"{dark} of {self.node} has no carrier"
+
+        if not self.holder:
+            return f"{self.node} has no address in the cluster's network"
+
+        if any(overlaps(self.report.host, [self.holder.name])):
+            return f"{self.node} has two interfaces in one network"
+        return ""
 
 
 def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -77,6 +95,7 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     for end in workers:
         if head.mtu and end.mtu and head.mtu != end.mtu:
             yield _other_mtu(head, end)
+
     yield from check_ways(head, workers)
     for end in workers:
         yield from check_ways(end, [head])
@@ -104,10 +123,7 @@ def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
 
 def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if node.facts is None:
-        return CableEnd(
-            report=node,
-            obstacle=node.why_not("facts"),
-        )
+        return CableEnd(report=node)
 
     host = node.facts.host
     holder = host.netdev_of(node.address)
@@ -117,18 +133,17 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     for variable in _INTERFACE_VARIABLES:
         value = variables.get(variable, "")
         names += value.lstrip("=").split(",")
+
     if holder:
         names.append(holder.name)
 
     unique_names = dict.fromkeys(names)
     netdevs = tuple(filter(None, map(host.netdev, unique_names)))
-    taken = tuple(_taken_addresses(node, host, nodes))
     return CableEnd(
         report=node,
         netdevs=netdevs,
         holder=holder,
-        obstacle=_obstacle(node.node, host, netdevs, holder, taken),
-        taken=taken,
+        taken=tuple(_taken_addresses(node, host, nodes)),
     )
 
 
@@ -147,29 +162,6 @@ def _taken_addresses(
                         netdev=netdev.name,
                         address=str(address),
                     )
-
-
-def _obstacle(
-    node: str,
-    host: Host,
-    netdevs: Sequence[Netdev],
-    holder: Netdev | None,
-    taken: Sequence[TakenAddress],
-) -> str:
-    """Return why nothing can be tried through a node's interfaces, "" if all can."""
-    if taken:
-        return f"{node} has the address of {taken[0].owner.node}"
-
-    dark = ", ".join(netdev.name for netdev in netdevs if _is_dark(netdev))
-    if dark:
-        return f"{dark} of {node} has no carrier"
-
-    if not holder:
-        return f"{node} has no address in the cluster's network"
-
-    if any(overlaps(host, [holder.name])):
-        return f"{node} has two interfaces in one network"
-    return ""
 
 
 def _is_dark(netdev: Netdev) -> bool:
@@ -206,13 +198,7 @@ def check_address(end: CableEnd, head: CableEnd) -> Outcome:
         raise NotCheckedError(end.obstacle)
 
     command = _former_address_command(end, head)
-    if error is None:
-        return report.find(
-            "address",
-            what=f"no interface has {report.address}",
-            why="the others look for this node there",
-            command=command,
-        )
+    error = error or NotCheckedError(f"no interface has {report.address}")
     return report.find(
         "address",
         what=error.what,
@@ -255,6 +241,7 @@ def check_address_twice(end: CableEnd) -> Outcome:
             own=taken.address,
         )
         findings.append(finding)
+
     return findings or {}
 
 
@@ -290,6 +277,7 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
             faults.append(_judge_way(end, peers_by_name[name], way))
             tried[name] = None
             netdevs[way.netdev] = None
+
     if not faults:
         raise NotCheckedError("no address of another node is known")
 
@@ -308,6 +296,7 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
                 netdevs=", ".join(netdevs),
             )
             findings.append(fine)
+
     return findings
 
 
@@ -426,4 +415,5 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
     if reached:
         others = ", ".join(reached)
         findings.append(make_fine("link", head.node, others=others))
+
     return findings

@@ -247,6 +247,7 @@ class NodeReport(NodeAnswer):
         for gpu in self.host.gpus:
             if gpu.driver[:1].isdigit():
                 return gpu.driver
+
         raise NotCheckedError("no driver of a GPU says its version")
 
     @property

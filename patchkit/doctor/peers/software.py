@@ -91,6 +91,7 @@ def _compare(about: str, contents: Mapping[str, PythonContents]) -> Finding:
     for node, (version, sha256) in row.items():
         digest = sha256[:_SHOWN] or "unknown"
         shown.append(f"{version or 'none'}, sha256 {digest} on {node}")
+
     return make_finding(about, where, what="; ".join(shown))
 
 
@@ -146,6 +147,7 @@ def check_model(
     if model.problem:
         command = _copy_command(file, node.node, model, whole)
         return node.find("model", model=model, command=command)
+
     return {"model": model, "size": model.size / 1e9}
 
 
@@ -200,6 +202,7 @@ def _check_same_model(
             where,
             "fewer than two nodes have it whole",
         )
+
     if difference := other_model(whole):
         node, what = difference
         sources = dict(whole)

@@ -47,6 +47,7 @@ def check_start(
     if node.placed is None:
         fault = "it has no files of the start that other nodes have"
         return node.find("start", what=fault, command=again)
+
     if node.placed.id == head.id:
         return {}
 
@@ -110,6 +111,7 @@ def unit_findings(
         yield from check_left_over(node, unit)
         yield from check_unit_file(node, unit)
         yield from check_unit(node, unit, running)
+
     yield from check_restarts(head, units[head.node])
 
 
@@ -144,6 +146,7 @@ def check_ports_taken(
     needs = {file.serve.port: "the server", **of_executor}
     # A rank that runs has its ports; another process is a fault only if it shares the server's.
     is_running = _is_on(unit) and node.state is not None
+    sharers = " ".join(node.state.strangers) if node.state else ""
 
     ranks = {process.pid for process in node.processes or ()}
     strangers = {}
@@ -154,17 +157,10 @@ def check_ports_taken(
     findings = [
         _describe_taken(node, listener, needs, file.serve.port)
         for listener in strangers.values()
-        if not is_running or _shares_port(node, listener)
+        if not is_running or f"(process {listener.pid})" in sharers
     ]
     shown = ", ".join(map(str, sorted(needs)))
     return findings or {"ports": shown}
-
-
-def _shares_port(node: NodeReport, listener: Listener) -> bool:
-    strangers = node.state.strangers if node.state else ()
-
-    shown = f"(process {listener.pid})"
-    return listener.pid > 0 and any(shown in stranger for stranger in strangers)
 
 
 def _describe_taken(
@@ -239,6 +235,7 @@ def check_unit_file(node: NodeReport, unit: UnitState | None) -> Outcome:
         command = node.command("systemctl", "--user", "cat", "patchkit-*")
     else:
         return {}
+
     return node.find(
         "unit-file",
         what=fault,
@@ -269,6 +266,7 @@ def check_unit(
         reason = "one rank waits for the other"
     else:
         return {"state": _STATES.get(unit.active, "nothing is started")}
+
     return node.find(
         "unit",
         what=f"{unit.unit} {text}",

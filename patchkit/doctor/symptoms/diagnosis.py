@@ -66,7 +66,7 @@ _by_number = attrgetter("number")
 
 @frozen
 class Diagnosis:
-    """A symptom in a log: its first hit, the number of hits, and its causes.
+    """A symptom in a log: its first hit and its causes.
 
     ``causes`` has one cause if texts and facts decide, else all that are possible, and none if no
     known cause is possible. ``outlived`` says that the server went on to serve.
@@ -74,7 +74,6 @@ class Diagnosis:
 
     symptom: Symptom
     hit: Hit
-    count: int
     causes: tuple[Cause, ...]
     outlived: bool = False
 
@@ -120,6 +119,7 @@ class Diagnosis:
                     shown = quoted(shown)
                 part = part.replace(f"{{{name}}}", shown)
             parts[number] = part
+
         return "`".join(parts)
 
     def pasted(self, command: str) -> str:
@@ -205,6 +205,7 @@ def _searched_texts() -> list[TextPattern]:
         texts += symptom.says
         for cause in symptom.cause:
             texts += (*cause.seen, *cause.unseen)
+
     for fact in log_words().fact:
         texts += fact.says
     for mark_texts in log_words().marks.values():
@@ -262,6 +263,7 @@ def _lines_around(
     for number in sorted(lines):
         if any(-BEFORE <= number - hit.number <= BEHIND for hit in hits):
             shown[number] = lines[number]
+
     return shown
 
 
@@ -331,6 +333,7 @@ class _Evidence:
             if self._proves(cause) and not causes:
                 return (cause,)
             causes.append(cause)
+
         return tuple(causes)
 
     def _excludes(self, cause: Cause, hit: Hit) -> bool:
@@ -382,7 +385,6 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
         yield Diagnosis(
             symptom=symptom,
             hit=hit,
-            count=log.count(*symptom.says),
             causes=evidence.possible_causes(symptom, hit),
         )
 
@@ -395,6 +397,7 @@ def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
         for hit in log.hits_of([text]):
             heaviest = by_line.get(hit.number, 0)
             by_line[hit.number] = max(weight, heaviest)
+
     return by_line
 
 

@@ -45,6 +45,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         if diagnosis in consequences:
             finding = replace(finding, level=Level.NOTE)
         findings.append(finding)
+
     if consequences:
         findings[0] = _with_consequences(findings[0], consequences)
 
@@ -63,6 +64,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         findings.append(unread)
     elif log.serving and is_well:
         findings.append(_nothing_fatal(log))
+
     return findings
 
 
@@ -102,6 +104,7 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
             line = log_line(number, text)
             if line.who == hit.who and line.text.strip():
                 shown.append(line.text.strip()[:_SHOWN])
+
     return Finding(
         kind=HostError,
         about="unknown",
@@ -145,10 +148,9 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     """
     symptom = diagnosis.symptom
 
-    times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
     outlived = ", which the server outlived" if diagnosis.outlived else ""
 
-    title = f"{diagnosis.filled(symptom.title)}{outlived}{times}"
+    title = f"{diagnosis.filled(symptom.title)}{outlived}"
     finding = Finding(
         kind=HostError,
         level=Level(diagnosis.level),
@@ -188,6 +190,7 @@ def _with_candidates(finding: Finding, diagnosis: Diagnosis) -> Finding:
         cure = diagnosis.filled(candidate.cure)
         causes.append(f"- {diagnosis.filled(candidate.cause)}")
         cures.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
+
     return replace(
         finding,
         why="\n".join(causes),
@@ -244,6 +247,7 @@ def explain_failed_start(
             why=f"the first error of all ranks; {ending}",
             hint="patchkit doctor --cluster" if diagnosis else "patchkit logs",
         )
+
     finding = diagnosis_finding(diagnosis)
     evidence = f"{diagnosis.causes[0].evidence}: {finding.source}"
     return HostError(

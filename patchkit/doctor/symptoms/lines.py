@@ -91,6 +91,7 @@ def log_line(number: int, raw: str) -> LogLine:
 
             level = level or groups.get("level") or ""
             stream = stream or groups.get("stream") or ""
+
     return LogLine(
         number,
         " ".join(writers),

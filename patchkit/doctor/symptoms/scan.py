@@ -37,9 +37,9 @@ BEHIND = 10
 """Lines behind such a line which are read with it."""
 
 _WINDOW = BEFORE + 1 + BEHIND
-_MOST_HITS = 50  # of a text that are kept; further ones are only counted
+_MOST_HITS = 50  # of a text that are kept
 _MOST_LINES = 100_000  # kinds of lines that are looked at
-_MOST_LOOKS = 3  # lines of a kind that are looked at; further ones are only counted
+_MOST_LOOKS = 3  # lines of a kind that are looked at
 _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile("[0-9]+")
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
@@ -77,13 +77,11 @@ class Hit:
 class Scan:
     """The texts that a stream has: text → hits, and text → number of the last line with it.
 
-    ``repeats`` counts hits that were not kept, by their texts. ``lines`` is number → text of the
-    lines around the first hit of each text.
+    ``lines`` is number → text of the lines around the first hit of each text.
     """
 
     hits: dict[str, list[Hit]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
-    repeats: Counter[tuple[str, ...]] = field(default_factory=Counter)
     lines: dict[int, str] = field(default_factory=dict)
 
     def hits_of(self, texts: Iterable[str]) -> Iterator[Hit]:
@@ -97,15 +95,6 @@ class Scan:
     def last_line_of(self, texts: Iterable[str]) -> int:
         """Return the last line that has one of these texts, 0 for none."""
         return max((self.last.get(text, 0) for text in texts), default=0)
-
-    def count(self, *texts: str) -> int:
-        """Return the number of lines in which one of these texts begins."""
-        total = len({hit.number for hit in self.hits_of(texts)})
-        for repeated, count in self.repeats.items():
-            if not set(texts).isdisjoint(repeated):
-                total += count
-
-        return total
 
     def add(
         self,
@@ -127,8 +116,6 @@ class Scan:
 
         if len(hits) < _MOST_HITS:
             hits.append(hit)
-        else:
-            self.repeats[text,] += 1
         return True
 
 
@@ -172,12 +159,11 @@ class LogScan:
         self.streams[stream] = Scan()
         self.begun[stream] += 1
 
-    def count_repeat(self, kind: _Kind, number: int) -> None:
-        """Count a line without looking at it: enough lines of its kind were looked at."""
+    def note_repeat(self, kind: _Kind, number: int) -> None:
+        """Note a line without looking at it: enough lines of its kind were looked at."""
         if kind.texts:
-            part = self.streams[kind.stream]
-            part.last |= dict.fromkeys(kind.texts, number)
-            part.repeats[tuple(kind.texts)] += 1
+            last_lines = dict.fromkeys(kind.texts, number)
+            self.streams[kind.stream].last |= last_lines
 
 
 def merged_scan(streams: Mapping[str, Scan]) -> Scan:
@@ -188,7 +174,6 @@ def merged_scan(streams: Mapping[str, Scan]) -> Scan:
             merged.hits.setdefault(text, []).extend(hits)
             last_line = merged.last.get(text, 0)
             merged.last[text] = max(part.last[text], last_line)
-        merged.repeats += part.repeats
         merged.lines |= part.lines
 
     for hits in merged.hits.values():
@@ -217,7 +202,7 @@ def scan(
         shape = _DIGITS.sub("0", line.text)
         kind = kinds.get(shape)
         if kind and kind.looks >= _MOST_LOOKS:
-            log.count_repeat(kind, line.number)
+            log.note_repeat(kind, line.number)
             continue
 
         if kind is None and len(kinds) >= _MOST_LINES:
@@ -281,6 +266,7 @@ def _find_hits(
         # Compiled by `re` when needed, and cached there: a log needs few of the 2,000 patterns.
         found_matches = re.finditer(text.expression, joined, text.flags)
         matches += ((text, match) for match in found_matches)
+
     wider_matches = [pair for pair in matches if pair[0].text in quoting]
 
     for text, match in matches:
@@ -315,6 +301,7 @@ def _is_quoted(
         starts_before = wide_match.start() <= match.start()
         if has_text and starts_before and match.end() <= wide_match.end():
             return True
+
     return False
 
 
@@ -416,6 +403,7 @@ def _whole_lines(
             unfinished = b"" if skips_line else unfinished[LONGEST:]
             number += 1
             yield piece + b"\n"
+
     yield without_quotes(unfinished)
 
 

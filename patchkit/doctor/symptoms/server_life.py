@@ -69,6 +69,7 @@ def server_lives(
     for name, life in lives.items():
         if streams[name].last_line_of(endings) > life.serving:
             life.ended = True
+
     return lives
 
 

@@ -60,6 +60,7 @@ def text_pattern(text: str) -> TextPattern:
         expression += re.escape(text[end : part.start()])
         expression += _part_expression(part)
         end = part.end()
+
     expression += re.escape(text[end:])
 
     # If the text begins or ends with a letter or digit, a word must begin or end there.

@@ -40,7 +40,7 @@ def test_pieces_and_ends_of_lines_do_not_matter(end, size):
         "\n", end
     ).encode()
     found = found_in(data[at : at + size] for at in range(0, len(data), size))
-    assert [found.count(each.text) for each in TEXTS] == [0, 1, 1]
+    assert [len(found.hits.get(each.text, ())) for each in TEXTS] == [0, 1, 1]
     assert found.hits[UNIQUE.text][0].number == 2
     assert found.hits[UNIQUE.text][0].values == {"nodes": "2"}
     assert found.hits[TABLE.text][0].values == {"free": "940"}
@@ -66,9 +66,8 @@ def test_rubbish_does_not_disturb(data):
     ]
 
 
-def test_repeated_lines_are_counted_and_not_kept():
+def test_repeated_lines_are_noted_and_not_kept():
     line = b"%d Free memory on device x (%d/9 GiB) on startup utilization\n"
     found = found_in(line % (n, n) for n in range(999))
-    assert found.count(FREE.text) == 999
     assert found.last == {FREE.text: 999}
     assert len(found.hits[FREE.text]) < 10
