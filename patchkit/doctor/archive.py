@@ -151,6 +151,8 @@ def _change_values(
 
     if isinstance(value, list | tuple):
         return [_change_values(part, change, key) for part in value]
+
     if not value or isinstance(value, bool):
         return value
+
     return change(value, key)

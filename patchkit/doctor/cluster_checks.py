@@ -51,6 +51,7 @@ def cluster_findings(
 
     if len(reports) > 1:
         findings += cable_findings(reports)
+
     if not file.serve.image:
         findings += software_findings(file, reports)
 
@@ -92,6 +93,7 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
 
     if reports[0].facts:
         findings += pair_findings(list(facts_by_name), list(facts_by_name.values()))
+
     return findings
 
 

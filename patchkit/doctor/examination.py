@@ -324,6 +324,7 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
     placed = None
     if sent.facts:
         placed = placed_files(sent.facts.files, cluster.unit)
+
     report = NodeReport(
         **{part.name: getattr(sent, part.name) for part in fields(NodeAnswer)},
         node=node.destination,
@@ -356,6 +357,7 @@ def _add_image(report: NodeReport) -> NodeReport:
     disks = report.disks or ()
     if image.storage.total not in {disk.total for disk in disks}:
         disks = (*disks, image.storage)
+
     return replace(report, facts=facts, disks=disks)
 
 
@@ -384,6 +386,7 @@ def _written_address(from_file: str, report: NodeReport) -> str:
     written = from_file
     if report.env and not written and not report.env.edited:
         written = report.env.variables.get("VLLM_HOST_IP", "")
+
     try:
         return check_ipv4(written)
     except PatchkitError:
@@ -404,6 +407,7 @@ def _add_address(
     """
     if report.facts is None:
         return report
+
     host = report.facts.host
     try:
         if not head_address and not is_head:
@@ -422,6 +426,7 @@ def _add_address(
     # The other nodes know this node by the written address.
     if report.address and host.has_address(report.address):
         return report
+
     return replace(report, address=attachment.address)
 
 

@@ -139,6 +139,7 @@ def check_first_use(
 
     if not re.fullmatch(r"\d{1,2}\.\d", capability):
         raise NotCheckedError("no GPU says its compute capability")
+
     if answer.forced:
         return node.find("ptx-forced", name=answer.forced)
 

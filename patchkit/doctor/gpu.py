@@ -190,6 +190,7 @@ def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
     speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
     if speeds:
         figures["most_gigabytes_per_second"] = max(speeds)
+
     return figures
 
 
@@ -211,6 +212,7 @@ def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
         variables = {}
         if netdev := facts.host.netdev_of(report.address):
             variables["NCCL_SOCKET_IFNAME"] = f"={netdev.name}"
+
         if report.env:
             variables.update(report.env.variables)
 
@@ -237,6 +239,7 @@ def find_gap(
     have_addresses = all(node.address for node in nodes)
     if len(nodes) < len(reports) or not have_addresses:
         return "not every node has vLLM and an address on the cable"
+
     return ""
 
 

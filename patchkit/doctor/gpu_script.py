@@ -123,6 +123,7 @@ def try_device(_: Answer) -> Answer:
     torch = _import_torch()
     if not torch.version.cuda:
         raise NotRunError(f"torch {torch.__version__} is built without CUDA")
+
     if not torch.cuda.is_available():
         # The error of this call tells a driver that is too old from a missing one.
         try:
@@ -296,6 +297,7 @@ def try_nvfp4(_: Answer) -> Answer:
         linear = importlib.import_module("vllm.model_executor.kernels.linear")
         if not hasattr(linear, "init_nvfp4_linear_kernel"):
             raise NotRunError("this vLLM does not say which NVFP4 kernel it takes")
+
         kernel = linear.init_nvfp4_linear_kernel()
 
         high = codes[:, 1::2] << 4

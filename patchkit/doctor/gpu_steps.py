@@ -153,6 +153,7 @@ def _missing_answer(done: Completed | None, output: Sequence[str]) -> str:
     """Return why a process gave no answer: the error that it printed, or its last line."""
     if done is None:
         return "it did not end"
+
     if not done.started:
         return f"{done.command[0]} {done.trouble}"
 

@@ -54,8 +54,10 @@ def disk_trouble(disk: DiskRoom) -> str:
     """Return why nothing can be written to a disk now or soon, "" if it has room."""
     if disk.files == 0:
         return "no file can be made"
+
     if disk.free < _LIMITS["full_bytes"]:
         return f"{disk.free / 1e6:.0f} MB are free"
+
     return ""
 
 
@@ -109,6 +111,7 @@ def check_memory(node: NodeReport) -> Outcome:
 
     if has_room or node.host.target not in _UNIFIED or not node.processes:
         return sizes
+
     return node.find("memory-left", **sizes)
 
 
@@ -119,6 +122,7 @@ def check_memory_guard(node: NodeReport) -> Outcome:
 
     if not swap and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")
+
     return {"guards": ", ".join((*guards, f"{swap // KIB_PER_GIB} GiB of swap"))}
 
 
@@ -182,6 +186,7 @@ def check_gpu(node: NodeReport) -> Outcome:
     is_slow = 0 < (gpu.mhz or 0) <= _LIMITS["stuck_mhz"]
     if node.host.target == "gb10" and is_busy and is_slow:
         return node.find("gpu-stuck", **figures)
+
     return figures
 
 
@@ -235,6 +240,7 @@ def check_rdma_files(node: NodeReport) -> Outcome:
     counts = {"container": container, "active": active}
     if container.verbs_open >= active:
         return counts
+
     return node.find("container-rdma" if container.kind else "rdma-closed", **counts)
 
 
@@ -246,6 +252,7 @@ def check_torch(node: NodeReport) -> Outcome:
     software = node.host.software
     if software is None or not (software.vllm and software.torch):
         raise NotCheckedError(_UNNAMED)
+
     if not software.cuda and not node.host.gpus:
         raise NotCheckedError("torch is for CPUs, and there is no GPU")
 
@@ -253,6 +260,7 @@ def check_torch(node: NodeReport) -> Outcome:
     built_for = ""
     if local_version.startswith("cu"):
         built_for = local_version.removeprefix("cu")[:2]
+
     cuda = software.cuda.replace(".", "")
 
     if cuda and cuda.startswith(built_for):
@@ -296,6 +304,7 @@ def check_nccl(node: NodeReport) -> Outcome:
     digests = {copy: sha256 for copy, (_version, sha256) in copies.items() if sha256}
     if digests.keys() < {"vllm", "torch"}:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
+
     if digests["vllm"] == digests["torch"]:
         return {}
 
@@ -313,8 +322,10 @@ def check_compilers(node: NodeReport) -> Outcome:
 
     if not compilers.compiler:
         lacking.append(node.find("compiler"))
+
     if not compilers.python_h:
         lacking.append(node.find("python-header"))
+
     return lacking or {"header": compilers.python_h}
 
 
@@ -353,6 +364,7 @@ def check_gpu_way(node: NodeReport) -> Outcome:
     words = ["nvidia-ctk", "cdi", "generate", f"--output={engine.spec}"]
     if engine.spec.startswith("/var/run/"):  # by the toolkit, from 1.18 on
         words = ["systemctl", "restart", "nvidia-cdi-refresh.service"]
+
     return node.find("cdi-stale", command=node.command("sudo", *words))
 
 
@@ -363,5 +375,6 @@ def check_image_cpu(node: NodeReport) -> Outcome:
 
     if not cpu or not machine:
         raise NotCheckedError("the image is not there, or no CPU is named here")
+
     is_same = _LINUX_CPUS.get(cpu, cpu) == machine
     return {} if is_same else node.find("image-cpu")

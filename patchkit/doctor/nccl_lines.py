@@ -96,6 +96,7 @@ class NcclRank:
         # The network is IB in NCCL itself, and IBext_v10 in the plugin of HPC-X.
         if self.network.startswith("IB") and self.devices:
             return ", ".join(self.devices)
+
         sockets = self.words.get("sockets", "")
         return ", ".join(_ENTRY.findall(sockets))
 

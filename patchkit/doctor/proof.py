@@ -265,8 +265,10 @@ def find_obstacle(device: GpuStep, free_gib: float) -> str:
     """Return why no part after the first one, the device, can be tried; "" if all can."""
     if device.state != "ok":
         return device.reason
+
     if free_gib < PROOF_SETTINGS["free_gib"]:
         return f"only {free_gib:.0f} GiB of memory are free"
+
     return ""
 
 
@@ -356,6 +358,7 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
     least = PROOF_SETTINGS["disk_gib"]
     if shutil.disk_usage(request.folder).free < least * BYTES_PER_GIB:
         raise HostError(f"less than {least} GiB are free for {request.folder}")
+
     write_random_model(request.folder / "model")
     for name in ("serve-cold", "serve-warm"):
         part = measure_start(request, name)
@@ -402,6 +405,7 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
     ]
     if not request.model:
         words += settings["random"]
+
     words += request.args
     env = {
         **os.environ,

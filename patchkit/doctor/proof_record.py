@@ -162,6 +162,7 @@ def first_use(proof: Proof) -> str:
     """
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
         return ""
+
     shown = []
     loads_by_library = count_loads(proof.code, proof.capability, proof.vllm)
     for name, loads in loads_by_library.items():

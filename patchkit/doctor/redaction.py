@@ -315,6 +315,7 @@ class Redactor:
         """Return a value of JSON under ``key`` without private values."""
         if holds_secret(key):
             return self._counted("secret", str(value))
+
         if key in _DATA.schema_keys:
             return value
 
@@ -496,6 +497,7 @@ def _parse_address(text: str) -> _Address | None:
 
     if isinstance(address, IPv6Address):
         return address.ipv4_mapped or address
+
     return address
 
 

@@ -78,6 +78,7 @@ def describe_server(answers: ServerAnswers) -> str:
     """Return a description of the server that answered, "" if nothing answered."""
     if not answers.health.status:
         return ""
+
     if answers.models:
         release = f"by vLLM {answers.version}" if answers.version else "and is no vLLM"
         return f"it serves {', '.join(answers.models[:3])}, {release}"
@@ -108,6 +109,7 @@ def _judge(answers: ServerAnswers) -> _Judged:
     # Without the key all paths below /v1 are refused: "server-key" says so.
     if answers.token and not _is_refused(answers.token.status):
         yield from _judge_token(answers, answers.token)
+
     yield from _judge_load(answers)
 
 

@@ -77,6 +77,7 @@ class CableEnd:
 
         if any(overlaps(self.report.host, [self.holder.name])):
             return f"{self.node} has two interfaces in one network"
+
         return ""
 
 
@@ -99,6 +100,7 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     yield from check_ways(head, workers)
     for end in workers:
         yield from check_ways(end, [head])
+
     yield from check_links(head, workers)
 
 
@@ -191,8 +193,10 @@ def check_address(end: CableEnd, head: CableEnd) -> Outcome:
 
     if report.facts is None:
         raise NotCheckedError(end.obstacle)
+
     if end.holder and not error:
         return {"address": report.address, "netdev": end.holder.name}
+
     have_carrier = all(netdev.carrier for netdev in end.netdevs)
     if end.holder or not have_carrier:
         raise NotCheckedError(end.obstacle)
@@ -328,6 +332,7 @@ def _judge_way(
 
     if way.plain == "unknown":
         return _unknown(node, way.said, "way", "mtu")
+
     if way.plain == "silent":
         silence = end.report.find(
             "way",
@@ -352,8 +357,10 @@ def _judge_frames(
     """
     if end.mtu != peer.mtu:
         return _unknown(end.node, f"{peer.node} has another MTU", "mtu")
+
     if way.full == "unknown":
         return _unknown(end.node, way.said, "mtu")
+
     if way.full != "silent":
         return {}
 

@@ -160,6 +160,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     """
     if files.keys().isdisjoint((_ENV, _GROUP, unit)):
         return None
+
     env = None
     with suppress(PatchkitError):
         env = parse_env_file(files.get(_ENV, ""), _ENV, accept_edited=True)
@@ -167,6 +168,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     group = {}
     with suppress(ValueError):
         group = read_json(files.get(_GROUP, ""))
+
     if not isinstance(group, dict):
         group = {}
 
@@ -239,6 +241,7 @@ class NodeReport(NodeAnswer):
         image: ImageFacts = self.part("facts").image
         if not image.version:
             raise NotCheckedError(image.said or "no engine is installed")
+
         return image
 
     @property
@@ -277,6 +280,7 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
     """Return the known facts that decide causes of symptoms: name → value."""
     if report.facts is None:
         return {}
+
     host = report.facts.host
     health = report.health or NodeHealth()
 
@@ -288,6 +292,7 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
     }
     if health.container:
         facts["container"] = _yes_or_no(health.container.kind)
+
     if report.env:
         facts["topology"] = report.env.facts.get("topology", "")
 
@@ -316,11 +321,13 @@ def _memlock(facts: NodeFacts, health: NodeHealth) -> str:
     process = health.unit
     if process is None and health.container and health.container.kind:
         process = health.process
+
     if process:
         is_free = process.memlock is None or process.locks
         return "unlimited" if is_free else "limited"
 
     if facts.memlock is not None:
         return "limited"
+
     # No number means no limit, but only if the service manager answered at all.
     return "unlimited" if health.manager else ""

@@ -37,6 +37,7 @@ def software_findings(
     """
     for node in nodes:
         yield from check_python(node, file)
+
     if len(nodes) < 2:
         return
 
@@ -80,6 +81,7 @@ def _compare(about: str, contents: Mapping[str, PythonContents]) -> Finding:
 
     if is_unknown:
         return unchecked(about, where, "no libnccl is known to be loaded everywhere")
+
     if versions == {""}:
         return unchecked(about, where, "it is installed on no node")
 
@@ -106,6 +108,7 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
 
     if [entry.ssh for entry in file.members] == [HERE]:
         command = "name the environment that has it: --venv DIR"
+
     return node.find("python", what=fault, command=command)
 
 
@@ -132,6 +135,7 @@ def model_findings(
 
         for node in nodes:
             yield from check_model(node, file, prints.get(node.node), whole)
+
         if len(nodes) > 1:
             yield _check_same_model(file, names, whole)
 

@@ -63,6 +63,7 @@ def check_edited(node: NodeReport, again: str) -> Outcome:
     edited = require(node.placed, _NOTHING).edited
     if not edited:
         return {}
+
     return node.find(
         "edited",
         files=", ".join(edited),
@@ -79,12 +80,16 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
     address = env.variables.get("VLLM_HOST_IP", "")
     if not address:
         raise NotCheckedError("node.env names no address")
+
     if host.has_address(address):
         return {}
+
     if env.edited:
         raise NotCheckedError("node.env was edited")
+
     if not host.has_address(node.address):  # a finding of the check "address"
         raise NotCheckedError(f"it has lost {address}")
+
     return node.find("env-address", command=again)
 
 
@@ -184,9 +189,11 @@ def _describe_taken(
     )
     if listener.pid:
         command = node.command("kill", str(listener.pid))
+
     free = port + 1
     while free in needs:
         free += 1
+
     serves = port == server_port and node.serving
     return node.find(
         "port-serves" if serves else "port",

@@ -152,6 +152,7 @@ class ReadLog:
         """Return the first error if a symptom describes it, else None."""
         if self.strange or not self.diagnoses:
             return None
+
         diagnosis = self.diagnoses[0]
         return diagnosis if diagnosis.level == "error" else None
 
@@ -208,8 +209,10 @@ def _searched_texts() -> list[TextPattern]:
 
     for fact in log_words().fact:
         texts += fact.says
+
     for mark_texts in log_words().marks.values():
         texts += mark_texts
+
     patterns = (*map(text_pattern, texts), *_ERRORS)
     return list(dict.fromkeys(patterns))
 
@@ -288,6 +291,7 @@ def _stated_value(fact: LogFact, hit: Hit) -> str:
     version = _VERSION.match(hit.values.get("value") or "")
     if fact.value or version is None:
         return fact.value
+
     return version[1].replace("-", ".")
 
 
@@ -353,8 +357,10 @@ class _Evidence:
         has_text = cause.matches or cause.seen or cause.unseen
         if not (cause.when or has_text):
             return False  # a cause without conditions holds only if all others are excluded
+
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
+
         has_all = self.log.hits.keys() >= {*cause.seen}
         return self.whole or (has_all and not cause.unseen)
 

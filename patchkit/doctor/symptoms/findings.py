@@ -77,6 +77,7 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
     consequences = [diagnosis for diagnosis in errors if not diagnosis.is_root]
     if not log.strange and len(consequences) == len(errors):
         return consequences[1:]
+
     return consequences
 
 
@@ -168,6 +169,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     # A symptom that follows has its cause in another error: the confidence would mislead.
     if not symptom.follows:
         finding = replace(finding, sure=f"{cause.confidence}, {cause.evidence}")
+
     return replace(
         finding,
         why=diagnosis.filled(cause.cause),

@@ -116,6 +116,7 @@ class Scan:
 
         if len(hits) < _MOST_HITS:
             hits.append(hit)
+
         return True
 
 
@@ -156,6 +157,7 @@ class LogScan:
 
         if stream in self.streams:
             self.before[stream] = self.streams[stream]
+
         self.streams[stream] = Scan()
         self.begun[stream] += 1
 
@@ -178,6 +180,7 @@ def merged_scan(streams: Mapping[str, Scan]) -> Scan:
 
     for hits in merged.hits.values():
         hits.sort(key=lambda hit: hit.number)
+
     return merged
 
 
@@ -392,6 +395,7 @@ def _whole_lines(
 
         if max(map(len, lines.split(b"\n"))) > LONGEST:
             lines = _LONG.sub(rb"\g<0>\n", lines)
+
         _note_answer(lines, number, answered)
         number += lines.count(b"\n")
 

@@ -34,6 +34,7 @@ class Life:
         was_behind = 0 < self.stopped < first
         if was_before or was_behind:
             return True
+
         return last < self.answered and not self.ended
 
 
