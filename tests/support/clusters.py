@@ -71,7 +71,7 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
         memlock=None,
         systemd=255,
         persistent_journal=True,
-        has=("rsync", "ssh", "systemctl"),
+        rsync=True,
     )
     return replace(made, **changes)
 

@@ -330,7 +330,10 @@ def find_work(settings: group.Settings, silent: float) -> str:
         return f"{compiler} compiles"
 
     if settings["watts"] and silent < _STEP:
-        watts = _read_watts()
+        query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
+        rows = _try_tool("nvidia-smi", *query)
+        figures = re.findall(r"(?m)^\d+\.?\d*", rows)
+        watts = max(map(float, figures), default=0.0)  # of the GPU that draws most
         if watts > settings["watts"]:
             return f"the GPU draws {watts:.0f} W"
     return ""
@@ -344,14 +347,6 @@ def _find_compiler(cluster: str) -> str:
             if name in _COMPILERS and read_mark(process) == cluster:
                 return name
     return ""
-
-
-def _read_watts() -> float:
-    """Return the watts of the GPU that draws most, 0 if nvidia-smi names none."""
-    query = ("--query-gpu=power.draw", "--format=csv,noheader,nounits")
-    rows = _try_tool("nvidia-smi", *query)
-    figures = re.findall(r"(?m)^\d+\.?\d*", rows)
-    return max(map(float, figures), default=0.0)
 
 
 def find_stacks(settings: group.Settings) -> None:

@@ -96,7 +96,7 @@ def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
         locks = bool(int(capabilities[1], 16) >> _LOCKS & 1)
 
     return ProcessLimits(
-        memlock=int(memlock[1]) if memlock[1].isdigit() else None,
+        memlock=parse_whole(memlock[1]),
         locks=locks,
     )
 

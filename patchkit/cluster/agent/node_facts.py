@@ -77,7 +77,7 @@ class NodeFacts:
 
     ``memlock`` is the limit of locked memory for units of its user, in bytes, None for no limit;
     ``files`` are those of an earlier `up`, name to content; ``ptxas`` is the path of CUDA 13's, ""
-    for none; ``has`` are the tools that are installed; ``models`` are the contents of the requested
+    for none; ``rsync`` says that it is installed; ``models`` are the contents of the requested
     folders. ``venv`` is the environment's path, "" without one, and ``installation`` is its name
     if `install` made it. With an ``image`` there is no environment: software and ptxas are those in
     the image.
@@ -93,7 +93,7 @@ class NodeFacts:
     persistent_journal: bool
     installation: str = ""
     ptxas: str = ""
-    has: tuple[str, ...] = ()
+    rsync: bool = False
     files: dict[str, str] = field(default_factory=dict)
     models: dict[str, ModelPrint] = field(default_factory=dict)
     image: ImageFacts | None = None
@@ -131,8 +131,6 @@ def look_at_node(
 
     user = pwd.getpwuid(os.getuid()).pw_name
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
-    tools = ("rsync", "systemctl")
-    installed = (tool for tool in tools if shutil.which(tool, path=path))
 
     return NodeFacts(
         host=host,
@@ -146,7 +144,7 @@ def look_at_node(
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=ptxas,
         image=image_facts,
-        has=tuple(installed),
+        rsync=bool(shutil.which("rsync", path=path)),
         files=read_placed(config_folder(name)),
         models={folder: model_print(folder) for folder in models},
     )

@@ -38,8 +38,8 @@ class BenchPlan:
         The order is A B, B A, A B, so that a drift over time, such as heat, affects all alike.
         """
         for number in range(self.rounds):
-            is_forward = number % 2 == 0
-            for variant in self.variants if is_forward else reversed(self.variants):
+            step = -1 if number % 2 else 1
+            for variant in self.variants[::step]:
                 yield number, variant
 
 

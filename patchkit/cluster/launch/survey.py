@@ -178,7 +178,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
 
     if note := _describe_missing_gpu(facts.host):
         yield lack("gpu", "nvidia-smi", note=note)
-    if facts.systemd == 0 or "systemctl" not in facts.has:
+    if facts.systemd == 0:
         yield lack("systemd")
     if not facts.linger:
         yield lack("linger", "loginctl", "enable-linger", user=facts.user)
@@ -191,7 +191,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         yield lack("memlock", "sudo", "sh", "-c", _RAISE_LIMIT, mib=limit >> 20)
     if not facts.persistent_journal:
         yield lack("journal", "sudo", "mkdir", "-p", "/var/log/journal")
-    if "rsync" not in facts.has:
+    if not facts.rsync:
         yield lack("rsync", "sudo", "apt", "install", "rsync")
 
 

@@ -20,7 +20,7 @@ LACKS = {
         Level.WARNING,
         "mkdir -p /var/log/journal",
     ),
-    "rsync": ({"has": ("ssh", "systemctl")}, Level.ERROR, "sudo apt install rsync"),
+    "rsync": ({"rsync": False}, Level.ERROR, "sudo apt install rsync"),
     "systemd": ({"systemd": 0}, Level.ERROR, "use DGX OS"),
 }
 
