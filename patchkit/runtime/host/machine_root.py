@@ -2,14 +2,13 @@
 
 A missing fact is no error: it becomes an empty value and, if it matters, a note. A root other than
 / is a recording: the files that a probe read, in the layout of /, with relative links so that tar
-can carry them. In a recording commands/ has the answers of tools, and recording.json the files that
+can carry them. In a recording commands/ has the answers of tools, and notes.txt the facts that
 could not be read, with the reasons.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import posixpath
 import re
@@ -18,14 +17,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
-from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
-from patchkit.frozen import frozen
-from patchkit.reading import read_text
-from patchkit.records import RecordError, read_json
 
 LIVE = Path("/")
-_INDEX = "recording.json"
 # Bytes of a file: /proc/cpuinfo of the largest machines has two million.
 _MOST = 1 << 22
 _CHUNK = 1 << 14  # /proc/sys allocates the size of a read, and refuses megabytes
@@ -38,14 +32,6 @@ _NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
 
 class ToolUnavailable(Exception):  # noqa: N818 (no error: the machine has no such tool, and others do)
     """A tool gives no answer; the text is the reason."""
-
-
-@frozen
-class _Index:
-    """The content of ``recording.json``: path → the error of reading it."""
-
-    patchkit: str = ""
-    errors: dict[str, str]
 
 
 class RecordingWriter:
@@ -63,7 +49,6 @@ class RecordingWriter:
         self.root = Path(os.path.realpath(root))
         self.home = folder
         self.files = 0
-        self.errors: dict[str, str] = {}
 
     def add_file(self, path: str, data: bytes) -> None:
         """Add a file that was read, with its content."""
@@ -80,12 +65,11 @@ class RecordingWriter:
             if (self.root / folder).is_dir():
                 self._place(folder).mkdir(parents=True, exist_ok=True)
 
-    def finish(self) -> None:
-        """Write ``recording.json``, with the files that could not be read."""
+    def finish(self, notes: Iterable[str]) -> None:
+        """Write ``notes.txt``, with what could not be read."""
         self.home.mkdir(parents=True, exist_ok=True)
-        index = {"patchkit": __version__, "errors": self.errors}
-        text = json.dumps(index, indent=1, ensure_ascii=False)
-        (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
+        lines = "".join(f"{note}\n" for note in notes)
+        (self.home / "notes.txt").write_text(lines, encoding="utf-8")
 
     def _place(self, path: str) -> Path:
         """Return where a path lies in the recording; make the links that lead to it."""
@@ -112,7 +96,7 @@ class RecordingWriter:
 class Reader:
     """A reader of paths relative to a root, such as ``sys/class/net``; ``notes`` name failures.
 
-    Raises SourceError for a root without sys/ and proc/, or with a damaged recording.json.
+    Raises SourceError for a root without sys/ and proc/.
     """
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
@@ -128,22 +112,6 @@ class Reader:
                 f"{root}: is not a machine root: no sys/ or proc/ directory",
                 hint="name / or a folder that `patchkit probe --save` wrote",
             )
-
-        self._errors = {} if self.live else self._read_index()
-
-    def _read_index(self) -> dict[str, str]:
-        """Return the paths that could not be read when the recording was made → the reason."""
-        index = self.root / _INDEX
-        if not index.exists():  # a folder that was made by hand has none
-            return {}
-
-        try:
-            return read_json(_Index, read_text(index)).errors
-        except RecordError as error:
-            raise SourceError(
-                f"{index}: is not what `patchkit probe --save` writes: {error}",
-                hint="take the whole folder, as it was saved",
-            ) from None
 
     def text(self, path: str, *, needed: bool = False) -> str:
         """Return the text of a file, "" if it cannot be read.
@@ -231,8 +199,6 @@ class Reader:
             reason = getattr(error, "strerror", None) or str(error)
             if getattr(error, "errno", None) in _MISSING:
                 reason = f"/{path}: not in this recording"
-            if self.copy:
-                self.copy.errors[path] = reason
             raise ToolUnavailable(reason) from None
 
         if self.copy:
@@ -252,12 +218,8 @@ class Reader:
     def _place(self, path: str) -> Path:
         """Return where a path lies.
 
-        Raises OSError if it could not be read when recorded, or leads out of the recording.
+        Raises OSError if it leads out of the recording.
         """
-        if reason := self._errors.get(path):
-            # The errno is lost: any one will do that does not mean "none".
-            raise OSError(errno.EIO, reason)
-
         place = self.root / path
         if not self.live:
             real = Path(os.path.realpath(place))
@@ -274,10 +236,6 @@ class Reader:
         note = f"/{path}: {'is not there' if is_missing else reason}"
         if note not in self.notes:
             self.notes.append(note)
-
-        # A missing file is missing in the copy as well.
-        if self.copy and not is_missing:
-            self.copy.errors[path] = reason
 
 
 def parse_whole(text: str) -> int | None:

@@ -245,7 +245,7 @@ def probe(
             reader.notes.append(f"no Python tells what is installed: {error.what}")
 
     if copy:
-        copy.finish()
+        copy.finish(reader.notes)
     return replace(host, notes=tuple(reader.notes))
 
 
