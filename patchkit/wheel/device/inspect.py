@@ -223,6 +223,7 @@ def _inexact_error(
         place = f"the first at byte {foreign[0].container} of the file"
         count += f", {len(foreign)} are not: {listing} ({place})"
         reason = "it was built for other archs, or for more than this one"
+
     return ProofError(
         f"{binary.name} is not exact for {target.title}: {count}",
         why=reason,

@@ -50,6 +50,7 @@ def _environment_of(process: int) -> dict[str, str]:
         name, sign, value = entry.partition("=")
         if sign:
             environment[name] = value
+
     return environment
 
 

@@ -154,6 +154,7 @@ def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObje
             for option, identity in facts["externals"].items()
         ]
         components = [*sources, *components, *_linked_components(facts)]
+
     return _make_document(subject, tools, components)
 
 

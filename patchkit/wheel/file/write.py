@@ -71,6 +71,7 @@ def seal_wheel(
             metadata = wheel.read(f"{home}/METADATA")
             changed[f"{home}/METADATA"] = _add_licenses(metadata, licenses)
         rewrite_wheel(wheel, sealed, changed, unpack=True)
+
     return sealed
 
 

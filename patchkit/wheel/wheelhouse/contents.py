@@ -135,6 +135,7 @@ def add_wheel(
         is_stock = filename in _dependencies(listed)
         replaced = "a dependency" if is_stock else f"an older build of {name.pinned}"
         say(f"{filename}: {replaced}, replaced")
+
     return house / name
 
 

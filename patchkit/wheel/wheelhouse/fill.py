@@ -281,6 +281,7 @@ def find_wheel_file(wheel: LockedWheel, *folders: Path) -> Path | None:
         file = folder / wheel.name
         if is_file(file) and sha256_of(file) == wheel.sha256:
             return file
+
     return None
 
 

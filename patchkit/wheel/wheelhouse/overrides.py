@@ -110,6 +110,7 @@ def record_override(house: Path, override: Override) -> bool:
         if override in listed.overrides:
             return False
         _replace_override(house, listed, override.takes.project, override)
+
     return True
 
 
@@ -124,6 +125,7 @@ def lift_override(house: Path, project: str) -> Override:
                 hint=f"there is {', '.join(by_project) or 'none'}",
             )
         _replace_override(house, listed, project)
+
     return by_project[project]
 
 

@@ -89,6 +89,7 @@ def read_listed_wheels(
                     finding(SourceError, entry.name, what, error.hint, error.why)
                 )
         wheels.append(wheel)
+
     return wheels, findings
 
 
@@ -134,6 +135,7 @@ def sources_of(distribution: str) -> str:
         pins = load_facts(project).torch.values()
         if distribution in {pin.project for pin in pins}:
             return project
+
     return ""
 
 
@@ -449,6 +451,7 @@ def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, st
             environment["python_version"] = ".".join(parts[:2])
             environment["python_full_version"] = ".".join([*parts, "0"][:3])
             break
+
     return environment
 
 

@@ -417,6 +417,7 @@ def _requirements(manifest: Manifest) -> str:
             marker = f" ; {' or '.join(cpus)}"
 
         lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
+
     return "".join(lines)
 
 

@@ -388,6 +388,7 @@ def prune_wheelhouse(
         ]
         if (stale or removed) and not dry_run:
             commit_files(house, write_documents(manifest), sorted(names))
+
     return (*cleared, *removed, *stale)
 
 
