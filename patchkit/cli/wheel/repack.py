@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,8 @@ from patchkit.cli.options import (
     trust_source,
 )
 from patchkit.cli.out import (
-    Shown,
     bold,
     record_fields,
-    style,
-    table,
     tell,
 )
 from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
@@ -31,8 +28,6 @@ from patchkit.cli.render import (
     Blocks,
     Fields,
     Record,
-    Row,
-    count_loads,
     flag,
     house_option,
     note,
@@ -51,14 +46,6 @@ from patchkit.wheel.repack.repack import Repacked, repack_wheel
 from patchkit.wheel.wheelhouse.contents import (
     check_folder,
 )
-
-_LOSS = {"fg": "yellow"}
-_STYLES: Mapping[Use, Mapping[str, Any]] = {
-    Use.LOADS: {"fg": "green"},
-    Use.JIT: {"fg": "green"},
-    Use.OTHER: {"dim": True},
-    Use.HOST: {"dim": True},
-}
 
 
 @click.command
@@ -132,7 +119,7 @@ def repack_command(
     release = bold(f"{repacked.facts['project']} {repacked.facts['version']}")
     origin_text = f"{repacked.source['file']} ({upstream})"
     yield release + f"  {origin_text}  →  {request.target.title}"
-    yield from _library_lines(repacked.libraries, verbose=verbose)
+    yield from _library_lines(repacked.libraries)
 
     verdicts = repacked.outcome.verdicts
     applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
@@ -166,16 +153,13 @@ def _library_fields(library: Judged) -> Fields:
     }
 
 
-def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
-    """Return a line of names for each use on the device; if ``verbose``, a row for each library."""
-    rows: list[Row] = []
-    names_by_use: dict[Shown, list[str]] = {}
-    for library in sorted(libraries, key=lambda library: [*Use].index(library.use)):
-        title = style(library.use.value, **_STYLES.get(library.use, _LOSS))
-        name = library.name.partition("/")[2]
-        rows.append((title, name, count_loads(library.loads) or "-"))
-        names_by_use.setdefault(title, []).append(name)
-
-    if verbose:
-        return table(rows, heads=("on the device", "library", "fat binaries"))
-    return [title + f": {', '.join(names)}" for title, names in names_by_use.items()]
+def _library_lines(libraries: Sequence[Judged]) -> Iterator[str]:
+    """Yield a line of names for each use on the device, the worst first."""
+    for use in Use:
+        names = [
+            library.name.partition("/")[2]
+            for library in libraries
+            if library.use is use
+        ]
+        if names:
+            yield f"{use.value}: {', '.join(names)}"

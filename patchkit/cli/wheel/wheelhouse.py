@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -171,10 +170,9 @@ def prune_wheels(
 @option("--python-version X.Y", "python", "Python of the nodes; default: the target's.")
 @option("--with PIN", "also", 'Also lock this, such as "ray==2.5".', multiple=True)
 @flag("--lock-only", "Only lock; the nodes download.")
-@verbose_option
 @rendered
 def fill_wheels(
-    house: Path, python: str | None, verbose: bool, **options: Any
+    house: Path, python: str | None, also: tuple[str, ...], lock_only: bool
 ) -> Blocks:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 
@@ -183,13 +181,12 @@ def fill_wheels(
     changes until everything is there; the next run resumes an interrupted one.
     """
     node = node_platform(house, python)
-    lock_only = options["lock_only"]
     with progress() as report:
         filled = fill_wheelhouse(
             house,
             node,
             tell=tell,
-            also=options["also"],
+            also=also,
             lock_only=lock_only,
             progress=report("downloading"),
         )
@@ -207,14 +204,9 @@ def fill_wheels(
         }
     )
 
-    if verbose:
-        yield from (style("+ ", fg="green") + name for name in filled.new)
-        yield from (style("- ", fg="red") + name for name in filled.gone)
-
     state = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in dependencies) / 1e6
-    hint = "" if verbose else "; -v lists them"
-    changes = f"{len(filled.new)} new, {len(filled.gone)} gone{hint}"
+    changes = f"{len(filled.new)} new, {len(filled.gone)} gone"
     count = f"{len(dependencies)} dependencies {state}"
     yield f"{count}, {size:,.0f} MB, for {node}: {changes}"
 
