@@ -186,7 +186,6 @@ def build_nccl_wheel(
         device=f"{device.title}, {order.gencode.rpartition('=')[2]}",
         checks=[f"every kernel of NCCL is exact for {device.title}"],
         notes=notes,
-        reduced=bool(options["functions"]),
     )
 
 
@@ -310,7 +309,6 @@ def build_vllm_wheel(
         device=f"{order.request.target.title}, {built.facts['archs']}",
         checks=checks,
         notes=list(map(note, built.notes)),
-        reduced=bool(parts),
     )
 
 
@@ -381,12 +379,11 @@ def built_blocks(
     device: str,
     checks: Sequence[str],
     notes: Sequence[str],
-    reduced: bool,
 ) -> Blocks:
     """Put a wheel into the wheelhouse; yield the report of its build, and the next steps.
 
     ``began`` is the time.monotonic() of the start. ``checks`` are lines about proofs, ``notes``
-    lines to heed. A ``reduced`` wheel is for tests only.
+    lines to heed.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
@@ -410,7 +407,7 @@ def built_blocks(
     for check in (*checks, *built.circumstances, *built.proofs):
         yield GOOD + check
     yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
-    if reduced:
+    if ".reduced." in wheel.name:
         yield note("reduced: for tests, not for use")
 
     yield from notes
