@@ -452,6 +452,4 @@ def _node_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:
     with WheelFile(house / entry.name) as wheel:
         unpacked = sum(member.file_size for member in wheel.members.values())
 
-    return NodeWheel(
-        name=entry.name, sha256=entry.sha256, size=entry.size, unpacked=unpacked
-    )
+    return NodeWheel(name=entry.name, sha256=entry.sha256, unpacked=unpacked)

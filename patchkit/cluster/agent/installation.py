@@ -72,11 +72,10 @@ _LARGEST = 32 << 20  # bytes of a RECORD
 
 @frozen
 class NodeWheel:
-    """A wheel as a wheelhouse lists it; ``size`` and ``unpacked`` (its members) are in bytes."""
+    """A wheel as a wheelhouse lists it; ``unpacked`` are the bytes of its members."""
 
     name: Annotated[str, matching(_FILE, "the name of a wheel")]
     sha256: Sha256
-    size: int
     unpacked: int
 
 

@@ -15,7 +15,7 @@ WHEEL = "vllm-0.33.0+cu130.gb10-cp38-abi3-manylinux_2_28_aarch64.whl"
 
 
 def lock(**fields):
-    wheel = NodeWheel(name=WHEEL, sha256="0" * 64, size=1, unpacked=1)
+    wheel = NodeWheel(name=WHEEL, sha256="0" * 64, unpacked=1)
     return WheelLock(
         requirements="", cpu="aarch64", python="3.12", wheels=(wheel,), **fields
     )
