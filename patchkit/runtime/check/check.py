@@ -15,7 +15,6 @@ from patchkit.runtime.check.content import (
     build_rule_finding,
 )
 from patchkit.runtime.check.formats import is_env_file
-from patchkit.runtime.check.host_checks import check_host
 from patchkit.runtime.check.servers import (
     check_defaults,
     check_listeners,
@@ -24,6 +23,7 @@ from patchkit.runtime.check.servers import (
 )
 from patchkit.runtime.check.variable_checks import (
     check_contradictions,
+    check_host,
     check_names,
     check_placeholders,
     check_values,
