@@ -48,7 +48,6 @@ _PROMPTS = 4  # prompts of a load: so many times its concurrency
 _SILENT = StartWatcher(
     tell=lambda *_: None,
     explain=explain_failed_start,
-    warn=lambda _: None,
     note=lambda _: None,
 )
 

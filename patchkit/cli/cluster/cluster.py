@@ -389,13 +389,15 @@ def read_house_lock(house: Path) -> WheelLock:
 
     entries = verified.entries
     cpus = {cpu for entry in entries for cpu in entry.name.cpus} - {ANY}
-    pythons = _fact_values(entries, Kind.DEPENDENCY, "python")
+    built = [entry for entry in entries if entry.kind is Kind.BUILT]
+    needed = [entry for entry in entries if entry.kind is Kind.DEPENDENCY]
+    pythons = _fact_values(needed, "python")
     missing = [entry.name.pinned for entry in entries if not entry.held]
     missing = [*verified.unmet, *missing]
     if missing or len(pythons) != 1 or len(cpus) > 1:
         raise _not_filled(house, missing, cpus)
 
-    targets = _fact_values(entries, Kind.BUILT, "target")
+    targets = _fact_values(built, "target")
     release = pythons.pop().split(".")
     return WheelLock(
         requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),
@@ -405,19 +407,15 @@ def read_house_lock(house: Path) -> WheelLock:
         target=targets.pop() if len(targets) == 1 else "",
         native=tuple(
             f"{entry.facts.get('project')}=={entry.facts.get('version')}"
-            for entry in entries
-            if entry.kind is Kind.BUILT and entry.facts.get("native")
+            for entry in built
+            if entry.facts.get("native")
         ),
     )
 
 
-def _fact_values(entries: Sequence[ManifestEntry], kind: Kind, name: str) -> set[str]:
-    """Return the different values, without empty ones, of one fact of the wheels of a kind."""
-    values = set()
-    for entry in entries:
-        if entry.kind is kind and entry.facts.get(name):
-            values.add(str(entry.facts[name]))
-    return values
+def _fact_values(entries: Sequence[ManifestEntry], name: str) -> set[str]:
+    """Return the different values, without empty ones, of one fact of wheels."""
+    return {str(entry.facts[name]) for entry in entries if entry.facts.get(name)}
 
 
 def _not_filled(house: Path, missing: Sequence[str], cpus: Iterable[str]) -> UsageError:

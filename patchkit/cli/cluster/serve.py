@@ -178,7 +178,6 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
     return launch.StartWatcher(
         tell=tell_unit,
         explain=explain_failed_start,
-        warn=lambda text: tell(lead_word("left:") + text),
         note=lambda text: tell(note(text)),
     )
 

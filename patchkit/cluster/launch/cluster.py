@@ -136,10 +136,8 @@ class Cluster(ClusterFile):
         head, *workers = addresses
         # The head tries all workers, and each worker tries the head.
         peers_by_rank = [workers, *([head] for _ in workers)]
-        pairs = list(zip(self.nodes, peers_by_rank, strict=True))
 
-        def connect(pair: tuple[Remote, list[str]]) -> list[str]:
-            node, peers = pair
+        def connect(node: Remote, peers: list[str]) -> list[str]:
             return node.call(
                 list[str],
                 on_head.try_ports,
@@ -148,8 +146,9 @@ class Cluster(ClusterFile):
             )
 
         node_at = dict(zip(addresses, self.nodes, strict=True))
-        answers = require_all(run_on_all(pairs, connect))
-        for (node, peers), troubles in zip(pairs, answers, strict=True):
+        answers = require_all(run_on_all(self.nodes, connect, peers_by_rank))
+        rows = zip(self.nodes, peers_by_rank, answers, strict=True)
+        for node, peers, troubles in rows:
             for address, trouble in zip(peers, troubles, strict=True):
                 if trouble:
                     raise _firewall_error(node, node_at[address], address, trouble)
@@ -160,8 +159,7 @@ class Cluster(ClusterFile):
         Raises what ``node_files.put_files`` raises on a node.
         """
 
-        def put(pair: tuple[Remote, dict[str, str]]) -> None:
-            node, content = pair
+        def put(node: Remote, content: dict[str, str]) -> None:
             node.call(
                 NoneType,
                 node_files.put_files,
@@ -169,9 +167,8 @@ class Cluster(ClusterFile):
                 files=content,
             )
 
-        head, *workers = zip(self.nodes, files, strict=True)
-        require_all(run_on_all(workers, put))
-        require_all(run_on_all([head], put))
+        require_all(run_on_all(self.nodes[1:], put, files[1:]))
+        put(self.head, files[0])
 
     def alone(self) -> AbstractContextManager[bool]:
         """Keep other patchkits from changing the cluster during a block.

@@ -14,7 +14,7 @@ from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.ranks import PlannedRank
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.variable_rules import CACHES
+from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 
 _SNAPSHOT = re.compile("(/models--[^/]+)/snapshots/.*")
 # Variables of the unit or of secrets.env. The engine gets their names alone, and passes on the
@@ -34,8 +34,7 @@ _BY_NAME = (
 class Container:
     """The container of a rank, or of Ray's head, in the cluster ``group``.
 
-    ``folders`` of the node can be read in the container. ``caches`` are names of the unit's
-    variables that say where compiled code is kept; a variable of the env file overrides them.
+    ``folders`` of the node can be read in the container.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Container:
     rank: PlannedRank
     image: ImageFacts
     folders: tuple[str, ...]
-    caches: tuple[str, ...]
 
     def words(
         self,
@@ -88,7 +86,9 @@ class Container:
             "HF_HOME": self._hub,
         }
 
-        variables = {name: name for name in (*_BY_NAME, *self.caches)}
+        # The unit's variables that say where compiled code is kept.
+        caches = cache_variables("", self.rank.env.node.vllm)
+        variables = {name: name for name in (*_BY_NAME, *caches)}
         variables |= {name: f"{name}={value}" for name, value in values.items()}
 
         for setting in self.rank.env.settings:

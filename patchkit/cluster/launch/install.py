@@ -67,8 +67,7 @@ def install_everywhere(
             lock=fields,
         )
 
-    def bring(pair: tuple[Remote, InstallState]) -> BroughtVenv:
-        node, before = pair
+    def bring(node: Remote, before: InstallState) -> BroughtVenv:
         name = node.destination
         sent = None
         if before.lacking:
@@ -97,9 +96,10 @@ def install_everywhere(
 
     with cluster.alone():
         states = require_all(run_on_all(cluster.nodes, look))
-        pairs = list(zip(cluster.nodes, states, strict=True))
-        require_devices(lock, {node.destination: state.gpu for node, state in pairs})
-        brought = require_all(run_on_all(pairs, bring))
+        names = [node.destination for node in cluster.nodes]
+        gpus = [state.gpu for state in states]
+        require_devices(lock, dict(zip(names, gpus, strict=True)))
+        brought = require_all(run_on_all(cluster.nodes, bring, states))
 
         contents = [_describe(result.venv) for result in brought]
         _check_equal(cluster, contents, "patchkit verify")
@@ -297,8 +297,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     serve = cluster.serve
     pin = serve.image.partition("@sha256:")[2]
 
-    def bring(pair: tuple[Remote, ImageFacts]) -> BroughtImage:
-        node, image = pair
+    def bring(node: Remote, image: ImageFacts) -> BroughtImage:
         name = node.destination
 
         # ``content`` is "" if no node has the image by its pin. Then an image that was found by
@@ -335,8 +334,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
         is_built = pin in {image.digits for image in present}
         is_local = is_built or serve.reference.startswith("localhost/")
 
-        pairs = list(zip(cluster.nodes, present, strict=True))
-        results = run_on_all(pairs, bring)
+        results = run_on_all(cluster.nodes, bring, present)
         brought = _copy_image(cluster, results, present, report)
 
         rows = [{"image": result.image.content[:_SHOWN]} for result in brought]

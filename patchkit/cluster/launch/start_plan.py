@@ -88,11 +88,10 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     if len(ranks) > 1:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
-    former = [node.files for node in facts]
     return GroupPlan(
         units=units,
         files=units.node_files(),
-        former=former,
+        former=[node.files for node in facts],
         states=require_all(cluster.states()),
     )
 
@@ -160,15 +159,13 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
         ports = head_ports(cluster.serve)[rank.env.node.executor.name]
         urls += [f"http://{rank.address}:{port}" for port in ports]
 
-    name = cluster.name
-    unit = cluster.unit
     for url in urls:
         for listener in head.call(
             list[str],
             strangers,
             url=url,
-            unit=unit,
-            name=name,
+            unit=cluster.unit,
+            name=cluster.name,
         ):
             raise _taken_port_error(head, listener)
 

@@ -215,7 +215,7 @@ class GroupUnits:
             templates[file.unit_name("-ray")] = "ray"
         return templates
 
-    def _unit_values(self, number: int) -> dict[str, str]:
+    def _unit_values(self, number: int) -> dict[str, object]:
         """Return the values for a rank's templates, without those that a container changes."""
         file = self.cluster
         rank = self.ranks[number]
@@ -240,13 +240,12 @@ class GroupUnits:
             "name": file.name,
             "unit": file.unit,
             "description": f"vLLM {model}{part} (cluster {file.name})",
-            "script": f"{script}/group.py",
-            "alive": f"{script}/alive.py",
+            "script": script,
             "watched": start_guard if frozen else "",
-            "frozen": str(frozen),
-            "frozen_status": str(alive_script.FROZEN),
+            "frozen": frozen,
+            "frozen_status": alive_script.FROZEN,
             "before": " ".join([ray_unit, *file.watch_units]).strip(),
-            "seconds": str(self._start_seconds()),
+            "seconds": self._start_seconds(),
             "mark": f"{MARK}={file.name}",
             "state": graphs if has_state else "",
             "make_state": "" if has_state else make_state,
@@ -317,7 +316,6 @@ class GroupUnits:
             rank=rank,
             image=image,
             folders=self._model_folders(rank),
-            caches=tuple(cache_variables("", rank.env.node.vllm)),
         )
 
         options = []
@@ -384,7 +382,7 @@ def _read_template(name: str) -> str:
     return (RECIPES / "units" / f"{name}.service").read_text(encoding="utf-8")
 
 
-def _fill_template(template: str, values: dict[str, str]) -> str:
+def _fill_template(template: str, values: dict[str, object]) -> str:
     """Return the text of a unit, without the template's comments and lines with an empty value."""
     lines = template.splitlines(keepends=True)
     used = (Template(line) for line in lines if line[0] != "#")

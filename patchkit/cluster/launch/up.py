@@ -33,12 +33,11 @@ class StartWatcher:
 
     ``tell`` gets the state of the head's unit, and the seconds since the wait began. ``explain``
     makes the error of a failed start: from the lines of all ranks, by time, and from systemd's
-    words about the end. ``warn`` gets what is left of the former start, ``note`` what was mended.
+    words about the end. ``note`` gets what is left of the former start, and what was mended.
     """
 
     tell: Callable[[UnitState, float], None]
     explain: Callable[[Sequence[tuple[str, JournalLine]], str], HostError]
-    warn: Callable[[str], None]
     note: Callable[[str], None]
 
 
@@ -174,7 +173,7 @@ def _start_group(
         return ""
 
     for text in end_left_nodes(cluster, states):
-        watcher.warn(text)
+        watcher.note(f"left: {text}")
 
     runs = any(state.processes or state.containers for state in states)
     if head.serves or runs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -188,18 +188,22 @@ def check_peer(source: Remote, destination: str) -> None:
         )
 
 
-N = TypeVar("N")
 R = TypeVar("R")
 
 
-def run_on_all(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitError]:
+def run_on_all(
+    nodes: Sequence[Any], work: Callable[..., R], *more: Iterable[Any]
+) -> list[R | PatchkitError]:
     """Return for each node the result of ``work``, or the error that it raised, in their order.
 
+    ``work`` gets the node, and the node's element of each sequence in ``more``.
     An interrupt ends the programs on the nodes, and is raised.
     """
     results: list[R | PatchkitError] = []
     with ThreadPoolExecutor(max_workers=max(len(nodes), 1)) as pool:
-        for future in [pool.submit(work, node) for node in nodes]:
+        for future in [
+            pool.submit(work, *row) for row in zip(nodes, *more, strict=True)
+        ]:
             try:
                 results.append(future.result())
             except PatchkitError as error:

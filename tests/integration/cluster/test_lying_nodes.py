@@ -438,7 +438,7 @@ def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
     }
     nodes.lie({"spark-1": lies})
     told = []
-    ignore = [lambda *_: None] * 3
+    ignore = [lambda *_: None] * 2
     watcher = StartWatcher(lambda unit, _seconds: told.append(unit.sub), *ignore)
     with pytest.raises(HostError, match=says):
         wait_until_answered(head, "", watcher)
@@ -477,7 +477,7 @@ def test_up_of_the_same_files_starts_what_does_not_run(
     }
     nodes.lie({"spark-1": answers})
     notes = []
-    watcher = StartWatcher(*[lambda *_: None] * 3, notes.append)
+    watcher = StartWatcher(*[lambda *_: None] * 2, notes.append)
     _units, since = bring_up(file, MODEL, watcher)
     assert len(nodes.asked("begin_group")) == starts
     assert since == ("@1.0" if starts else "")

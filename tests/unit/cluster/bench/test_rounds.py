@@ -25,7 +25,7 @@ from support import write_files
 LOADS = [
     BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)
 ]
-SILENT = StartWatcher(*[lambda *_: None] * 4)
+SILENT = StartWatcher(*[lambda *_: None] * 3)
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
 ASKER = f"""#!{sys.executable}
 import json, os, sys
