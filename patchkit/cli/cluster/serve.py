@@ -38,14 +38,7 @@ from patchkit.cli.render import (
 )
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
-from patchkit.cluster.agent.judge import (
-    BLIND,
-    DOUBT,
-    ENDED,
-    LIVES,
-    REFUSES,
-    WORKS,
-)
+from patchkit.cluster.agent.judge import BLIND, ENDED
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
@@ -64,45 +57,21 @@ from patchkit.doctor.symptoms.findings import explain_failed_start, read_journal
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
 _MODEL = click.argument("model")
-_UNIT_WORDS = {
-    "waiting": "starting the workers",
-    "start-pre": "starting",
-    "start": "starting",
-    "start-post": "loading the model",
-    "auto-restart": "waiting before the next start",
-    "running": "answers",
-    "dead": "stopped",
-    "failed": "failed",
-}
 _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its own
 # Prefixes of the sub-states of a unit that is about to end.
 _STOPPING = ("stop", "final", "cleaning")
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
-_Word = tuple[str, str | None]
-# Word and colour by a unit's sub-state, or else by its state.
-_STATES: dict[str, _Word] = {
-    "auto-restart": ("waits to restart", "yellow"),
-    "waiting": ("waits", "yellow"),
-    "active": ("answers", "green"),
-    "activating": ("loading", "yellow"),
-    "failed": ("failed", "red"),
-    "inactive": ("stopped", None),
-    "deactivating": ("stopping", "yellow"),
-}
-# Word and colour by the state of a server whose unit is active, but from which no token came.
-_LIVES = {
-    LIVES: ("busy", "yellow"),
-    WORKS: ("works", "yellow"),
-    BLIND: ("not the model", "red"),
-    REFUSES: ("refuses", "red"),
-    ENDED: ("ended", "red"),
-    DOUBT: ("hangs", "red"),
-}
+_Word = tuple[str, str]  # with its colour, "" for none
+_WORDS = RECIPES / "units" / "words.toml"
+_UNIT_WORDS = read_toml(dict[str, str], _WORDS, key="step")
+_STATES = read_toml(dict[str, _Word], _WORDS, key="state")
+_LIVES = read_toml(dict[str, _Word], _WORDS, key="life")
 # The line of a fault that keeps a model from being served, and its cure: "" leaves it to doctor.
 _Trouble = tuple[str, str]
 _Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
@@ -530,7 +499,7 @@ def _state_cells(state: NodeState, condition: ServerCondition | None) -> Row:
 
 def _state_word(unit: UnitState, condition: ServerCondition | None) -> _Word:
     """Return the word for a node's state: only the head knows whether the model answers."""
-    fallback = _STATES.get(unit.active, (unit.active, None))
+    fallback = _STATES.get(unit.active, (unit.active, ""))
     word = _STATES.get(unit.sub, fallback)
     if condition is None:
         return ("runs", word[1]) if unit.active == "active" else word

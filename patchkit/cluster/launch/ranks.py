@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
@@ -374,24 +375,20 @@ def _decide_rank(
     """
     serve = cluster.serve
     nodes = len(cluster.members)
+    given: dict[str, Any] = {"role": "worker"}
+    if number == 0:
+        given = {"role": "single", "nodes": nodes, "executor": serve.executor}
+        if nodes > 1:
+            address = cluster.members[0].address
+            given |= {"role": "head", "head": address, "topology": serve.topology}
+
     options = NodeOptions(
-        role="worker" if number else "single",
         target=serve.target,
         model=model.preset.id if model.preset else "",
         choice=choice,
         extra=dict(serve.set),
+        **given,
     )
-    if number == 0:
-        options = replace(
-            options,
-            nodes=nodes,
-            executor=serve.executor,
-        )
-        if nodes > 1:
-            address = cluster.members[0].address
-            options = replace(
-                options, role="head", head=address, topology=serve.topology
-            )
 
     node = decide_node(options, facts.host, head)
     is_podman = facts.image is not None and facts.image.program.endswith("podman")

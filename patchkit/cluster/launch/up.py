@@ -20,7 +20,6 @@ from patchkit.cluster.launch.stop import check_stopped, end_left_nodes, stop_gro
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 
 _PAUSE = 2.0  # seconds between two questions to a server that is busy
@@ -215,14 +214,6 @@ def _begin_with(
     return since
 
 
-@frozen
-class FormerStart:
-    """The start that a switch goes back to: its model, and the files of each node, by rank."""
-
-    model: str
-    files: list[dict[str, str]]
-
-
 def switch_model(
     cluster: Cluster,
     model: str,
@@ -234,32 +225,33 @@ def switch_model(
     the new model goes on loading. Raises the error of the new model, with the model that is served
     now; HostError if the former model does not come back either.
     """
-    former = None
+    can_return = False
     since = None
     try:
         with cluster.alone():
             plan = make_plan(cluster, model)
-            former = _former_start(plan)
+            can_return = _can_return(plan)
             since = _start_group(cluster, plan, watcher)
         wait_until_answered(cluster, since, watcher)
     except (PatchkitError, Interrupted) as error:
         is_detached = since is not None and isinstance(error, Interrupted)
-        if former is None or is_detached:
+        if not can_return or is_detached:
             raise
 
-        began = _begin_again(cluster, former)
+        former = plan.states[0].model
+        began = _begin_again(cluster, former, plan.former)
         if isinstance(error, Interrupted):
             raise
 
         error.what = f"{model} was not started: {error.what}"
         _wait_for_former(cluster, former, began, watcher, error.what)
-        back = f"{former.model} is served again"
+        back = f"{former} is served again"
         error.why = "\n  back:  ".join(filter(None, (error.why, back)))
         raise
 
 
-def _former_start(plan: GroupPlan) -> FormerStart | None:
-    """Return the start that runs; None if none runs, or if the plan has the same files.
+def _can_return(plan: GroupPlan) -> bool:
+    """Return whether another start than the plan runs, to which a switch can go back.
 
     Raises UsageError if the start has other nodes than cluster.toml: a switch could not go back to
     it.
@@ -269,15 +261,12 @@ def _former_start(plan: GroupPlan) -> FormerStart | None:
     starts = {state.start for state in states}
     serves = any(state.serves for state in states)
     if plan.files == plan.former or starts == {""} or not serves:
-        return None
+        return False
 
     # Compare how many nodes there are, not their names: another launcher may use others for them.
     is_same = len(starts) == 1 and len(head.members) == len(states)
     if is_same and head.model:
-        return FormerStart(
-            model=head.model,
-            files=plan.former,
-        )
+        return True
     raise UsageError(
         "cluster.toml has other nodes, or another head, than what runs",
         why="if the new model does not answer, `switch` starts the former one again, which needs "
@@ -286,7 +275,7 @@ def _former_start(plan: GroupPlan) -> FormerStart | None:
     )
 
 
-def _begin_again(cluster: Cluster, former: FormerStart) -> str:
+def _begin_again(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> str:
     """Stop what a switch started, and start the former model; return the time for its journal.
 
     Interrupts wait until that is done. Raises the error of a node, with the former model's name.
@@ -294,17 +283,16 @@ def _begin_again(cluster: Cluster, former: FormerStart) -> str:
     try:
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
-            begun = f"{former.model} is started again"
-            return _begin_with(cluster, former.files, begun)
+            return _begin_with(cluster, files, f"{former} is started again")
     except PatchkitError as error:
         end = "was stopped, and cannot be started again"
-        error.what = f"{former.model} {end}: {error.what}"
+        error.what = f"{former} {end}: {error.what}"
         raise
 
 
 def _wait_for_former(
     cluster: Cluster,
-    former: FormerStart,
+    former: str,
     since: str,
     watcher: StartWatcher,
     what: str,
@@ -316,7 +304,7 @@ def _wait_for_former(
     try:
         wait_until_answered(cluster, since, watcher)
     except HostError as error:
-        end = f"{former.model}, served before, does not come back"
+        end = f"{former}, served before, does not come back"
         error.what = f"{what}\nand {end}: {error.what}"
         raise
 

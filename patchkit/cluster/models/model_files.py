@@ -15,52 +15,14 @@ from patchkit.durable.paths import is_file
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.frozen import frozen
 from patchkit.reading import LARGEST_IN_TREE, read_text
-from patchkit.records import RecordError, read_json, record
+from patchkit.records import RECIPES, RecordError, read_json, read_toml, record
 
-INDEXES = (
-    "model.safetensors.index.json",
-    "consolidated.safetensors.index.json",
-    "pytorch_model.bin.index.json",
-)
-"""Files that list the shards of a model. Of several, the first one in this order is used."""
-
+_NAMES = read_toml(dict[str, tuple[str, ...]], RECIPES / "models.toml")
 CACHE = ".cache"
 """The folder inside a model's folder in which hf and patchkit keep their records."""
 
 RECORD = f"{CACHE}/patchkit/model.json"
 """The path of the record. A fetch writes it first, so that a check knows which are missing."""
-
-# Folders with the same weights in formats that vLLM does not load, and with logs of training.
-_ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
-_TEXTS = (
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "*.py",
-    "*.tiktoken",
-    "*.spm",
-    "*.yaml",
-)
-_WEIGHTS = (
-    "*.safetensors",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-    "*.onnx",
-    "*.h5",
-    "*.msgpack",
-)
-# vLLM loads the first of these kinds of which the main folder has a file.
-_KINDS = ("*.safetensors", "consolidated*.safetensors", "*.bin", "*.pt")
-_OF_TRAINING = {
-    "training_args.bin",
-    "optimizer.bin",
-    "optimizer.pt",
-    "scheduler.pt",
-    "scaler.pt",
-}
 
 
 def choose_files(names: Collection[str]) -> tuple[str, ...]:
@@ -75,14 +37,16 @@ def choose_files(names: Collection[str]) -> tuple[str, ...]:
     weights = {name for name in names if _is_kind(name, kind)}
     texts = {name for name in names if _is_text(name)}
     other_indexes = {
-        name for name in INDEXES if not _is_kind(name.removesuffix(".index.json"), kind)
+        name
+        for name in _NAMES["indexes"]
+        if not _is_kind(name.removesuffix(".index.json"), kind)
     }
     return tuple(sorted((weights | texts) - other_indexes))
 
 
 def _loaded_kind(names: Collection[str]) -> str:
     """Return the pattern of the weights that vLLM loads. Raises SourceError if there are none."""
-    for kind, name in product(_KINDS, names):
+    for kind, name in product(_NAMES["kinds"], names):
         if _is_kind(name, kind):
             return kind
 
@@ -95,7 +59,7 @@ def _loaded_kind(names: Collection[str]) -> str:
 
 
 def _is_kind(name: str, kind: str) -> bool:
-    if "/" in name or name in _OF_TRAINING:
+    if "/" in name or name in _NAMES["training"]:
         return False
     # A repository may have the weights twice: as consolidated files, too, which are left out.
     is_once_more = name.startswith("consolidated") and "consolidated" not in kind
@@ -105,9 +69,9 @@ def _is_kind(name: str, kind: str) -> bool:
 def _is_text(name: str) -> bool:
     is_hidden = name.startswith(".") or "/." in name
     *folders, filename = name.split("/")
-    if is_hidden or not _ELSEWHERE.isdisjoint(folders):
+    if is_hidden or not {*_NAMES["elsewhere"]}.isdisjoint(folders):
         return False
-    return _matches(filename, _TEXTS)
+    return _matches(filename, _NAMES["texts"])
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:
@@ -116,12 +80,12 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
 
 def is_weights(name: str) -> bool:
     """Return whether a file holds weights, judged by its name."""
-    return _matches(name, _WEIGHTS)
+    return _matches(name, _NAMES["weights"])
 
 
 def is_loaded(name: str) -> bool:
     """Return whether vLLM may load a file of a model's folder, judged by its name."""
-    return _matches(name.rpartition("/")[2], (*_TEXTS, *_WEIGHTS))
+    return _matches(name.rpartition("/")[2], _NAMES["texts"] + _NAMES["weights"])
 
 
 def is_safetensors(name: str) -> bool:
@@ -134,7 +98,7 @@ def read_shards(folder: Path, names: Collection[str]) -> list[str]:
 
     Raises RecordError, which begins with the name of the index, if it cannot be read as one.
     """
-    index = next((name for name in INDEXES if name in names), "")
+    index = next((name for name in _NAMES["indexes"] if name in names), "")
     if not index:
         return []
 

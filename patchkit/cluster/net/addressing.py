@@ -430,30 +430,26 @@ class _Planner:
         """Return the line of one interface, without its cage, twin and peer."""
         texts = self.written.addresses.get(netdev.name, ())
         is_ours = bool(addresses) and set(texts).issuperset(map(str, addresses))
-        line = Line(
-            netdev=netdev.name,
-            addresses=addresses,
-            before=netdev.ipv4 or self.kept_addresses(netdev),
-            mtu=netdev.mtu,
-            mtu_before=netdev.mtu,
-            twin=0,
-            ours=is_ours,
-        )
-        if not addresses:
-            # patchkit's file has no interface without an address, so its MTU stays as well.
-            return line
-
+        before = netdev.ipv4 or self.kept_addresses(netdev)
         written_mtu = self.written.mtu if is_ours else 0
         mtu_before = netdev.mtu
         if written_mtu and not netdev.ipv4:
             # An interface that is down does not have the MTU of patchkit's file yet.
             mtu_before = written_mtu
-        mtu = mtu_before if addresses == line.before else usual_mtu
+        mtu = mtu_before if addresses == before else usual_mtu
+        mtu = self.options.mtu or written_mtu or mtu
+        if not addresses:
+            # patchkit's file has no interface without an address, so its MTU stays as well.
+            mtu = mtu_before
 
-        return replace(
-            line,
-            mtu=self.options.mtu or written_mtu or mtu,
+        return Line(
+            netdev=netdev.name,
+            addresses=addresses,
+            before=before,
+            mtu=mtu,
             mtu_before=mtu_before,
+            twin=0,
+            ours=is_ours,
         )
 
 

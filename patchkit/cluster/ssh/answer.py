@@ -186,7 +186,13 @@ _PARTS = (
     "wheel/device/fatbin.py",
     "wheel/device/installed_code.py",
 )
-_DATA = ("env/hardware.toml", "env/network.toml", "doctor/server.toml")  # of recipes
+# Files of recipes.
+_DATA = (
+    "env/hardware.toml",
+    "env/network.toml",
+    "doctor/server.toml",
+    "models.toml",
+)
 # The first day of zip, so that equal packages have equal bytes.
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
