@@ -266,17 +266,17 @@ def check_torch(node: NodeReport) -> Outcome:
     if cuda and cuda.startswith(built_for):
         return {}
 
-    command = _INSTALL
-    if not node.placed:
-        command = _pip_install(node, f"vllm=={software.vllm}")
-
+    command = _install_command(node, f"vllm=={software.vllm}")
     about = "torch-other" if software.cuda else "torch-cpu"
     return node.find(about, command=command)
 
 
-def _pip_install(node: NodeReport, *words: str) -> str:
-    venv = node.part("facts").venv
+def _install_command(node: NodeReport, *words: str) -> str:
+    """Return the command that installs again: with pip, unless `up` has started this node."""
+    if node.placed:
+        return _INSTALL
 
+    venv = node.part("facts").venv
     python = f"{venv}/bin/python" if venv else "python3"
     return node.command(python, "-m", "pip", "install", *words)
 
@@ -285,12 +285,11 @@ def _pip_install(node: NodeReport, *words: str) -> str:
 def check_lost_nccl(node: NodeReport) -> Outcome:
     findings = []
     for lost in node.contents.lost if node.contents else ():
-        command = _INSTALL
-        if not node.placed:
-            words = ["--force-reinstall", "--no-deps"]
-            if "+" in lost.version:  # a wheel that was built here is in no public index
-                words += ("--no-index", "--find-links", "wheelhouse")
-            command = _pip_install(node, *words, f"{lost.project}=={lost.version}")
+        words = ["--force-reinstall", "--no-deps"]
+        if "+" in lost.version:  # a wheel that was built here is in no public index
+            words += ("--no-index", "--find-links", "wheelhouse")
+
+        command = _install_command(node, *words, f"{lost.project}=={lost.version}")
 
         finding = node.find("nccl-lost", lost=lost, command=command)
         findings.append(finding)

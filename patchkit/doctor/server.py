@@ -36,18 +36,14 @@ def server_findings(
         logs = "patchkit logs"
         status = "patchkit status"
 
-    models = f"{answers.url.rstrip('/')}/v1/models"
     states = [f"; {unit.unit} is {unit.active}" for unit in units if unit.unit]
 
     common: dict[str, object] = {
-        "node": node,
-        "url": answers.url,
+        "answers": answers,
         "logs": logs,
         "status": status,
-        "look": ssh_command(node, "curl", "-sS", "-m", "10", models),
         "units": "".join(states),
         "found": _describe_key(answers),
-        "model": answers.asked,
         "version": answers.version or "of an unknown release",
         "running": _show_count(answers, "running"),
         "waiting": _show_count(answers, "waiting"),

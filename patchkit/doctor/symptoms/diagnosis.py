@@ -6,7 +6,7 @@ If neither texts nor facts decide between causes, all that they do not exclude a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -248,26 +248,21 @@ def _judge_start(
     if strange:
         hits.append(strange)
 
+    shown_numbers = set[int]()
+    for hit in hits:
+        shown_numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
+
     serving = [life for life in lives.values() if life.serving]
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
-        lines=_lines_around(hits, log.lines),
+        lines={
+            number: log.lines[number]
+            for number in sorted(shown_numbers & log.lines.keys())
+        },
     )
-
-
-def _lines_around(
-    hits: Collection[Hit],
-    lines: Mapping[int, str],
-) -> dict[int, str]:
-    shown = {}
-    for number in sorted(lines):
-        if any(-BEFORE <= number - hit.number <= BEHIND for hit in hits):
-            shown[number] = lines[number]
-
-    return shown
 
 
 def _stated_facts(log: Scan) -> dict[str, str]:
