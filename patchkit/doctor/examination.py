@@ -435,9 +435,12 @@ def _meet_others(
     reports: Sequence[NodeReport],
 ) -> list[NodeReport]:
     """Return the reports with each node's ways to other nodes and its files of models."""
+
+    def meet(node: Remote, report: NodeReport) -> NodeReport:
+        return _meet(cluster, node, report, reports)
+
     met = []
-    pairs = list(zip(cluster.nodes, reports, strict=True))
-    answers = run_on_all(pairs, lambda pair: _meet(cluster, *pair, reports))
+    answers = run_on_all(cluster.nodes, meet, reports)
     for report, answer in zip(reports, answers, strict=True):
         if isinstance(answer, PatchkitError):
             missing = dict.fromkeys(("ways", "links", "models"), answer)
