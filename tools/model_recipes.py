@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     ABOUT,
     DRAFTING,
@@ -24,6 +23,7 @@ from patchkit.runtime.rules.presets import (
     VRAM,
     Preset,
     find_recipe,
+    load_flag_rules,
     load_presets,
     model_recipes,
     read_presets,

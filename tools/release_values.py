@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.errors import SourceError
-from patchkit.runtime.rules.flags import Choices
+from patchkit.runtime.rules.presets import Choices
 from patchkit.runtime.rules.variable_values import (
     INTEGER,
     NUMBER,

@@ -12,7 +12,7 @@ from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import SupportLevel, load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.runtime.rules.flags import load_choices
+from patchkit.runtime.rules.presets import load_choices
 from patchkit.runtime.rules.vllm_names import read_flags
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch

@@ -17,9 +17,9 @@ from typing import Any
 from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.host.host import Host, System
 from patchkit.runtime.node.decision import NodeOptions, decide_node
-from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     find_preset,
+    load_flag_rules,
     load_presets,
     model_recipes,
     named_preset,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, Limit
-from patchkit.runtime.rules.presets import Preset
+from patchkit.runtime.rules.presets import FlagRule, FlagRules, LeaveOut, Limit, Preset
 from patchkit.runtime.rules.rule import Advice, describe_condition
 from tools.markdown import index, table
 

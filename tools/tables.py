@@ -17,8 +17,7 @@ from packaging.version import Version
 
 from patchkit.errors import SourceError
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.flags import FLAGS, VALUES, Choices, load_choices
-from patchkit.runtime.rules.presets import MODELS
+from patchkit.runtime.rules.presets import FLAGS, MODELS, VALUES, Choices, load_choices
 from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.variable_values import TAKEN
 from tools.seen import MODES, Entry, Row, Seen

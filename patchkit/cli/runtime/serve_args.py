@@ -28,8 +28,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide_node
-from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import Preset, load_presets
+from patchkit.runtime.rules.presets import Preset, load_flag_rules, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, find_drafter, serve_args
 from patchkit.runtime.serve.checkpoint import find_checkpoint, weights_gib

@@ -27,10 +27,10 @@ from patchkit.runtime.node.cluster_env import (
 )
 from patchkit.runtime.node.decision import Node, NodeOptions, decide_node
 from patchkit.runtime.node.topology import choose_attachment
-from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     Preset,
     find_preset,
+    load_flag_rules,
     named_preset,
     suggest_presets,
 )

@@ -19,7 +19,7 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.shell_words import split_words
-from patchkit.runtime.rules.flags import (
+from patchkit.runtime.rules.presets import (
     FLAGS,
     LeaveOut,
     Limit,

@@ -19,7 +19,7 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.host.host import Host, Rdma, twin_state
-from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.presets import flags
 from patchkit.runtime.rules.releases import (
     lifetime,
     nccl_variables,

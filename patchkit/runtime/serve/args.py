@@ -13,19 +13,17 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import frozen
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flags import (
-    FlagRule,
-    FlagRules,
-    LeaveOut,
-    has_flag,
-    load_choices,
-    load_flag_rules,
-)
 from patchkit.runtime.rules.presets import (
     DRAFTING,
     Broken,
+    FlagRule,
+    FlagRules,
+    LeaveOut,
     Preset,
     find_recipe,
+    has_flag,
+    load_choices,
+    load_flag_rules,
     same_value,
 )
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries

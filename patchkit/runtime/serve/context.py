@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from patchkit.foreign import whole_number
-from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.serve.request import Fit, ServeRequest
 from patchkit.units import BYTES_PER_GIB
 

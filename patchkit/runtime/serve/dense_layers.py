@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from patchkit.frozen import frozen
-from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
 _BLOCK = 32  # weights for which MXFP8 has one scale of one byte

@@ -24,13 +24,13 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.node.topology import choose_address
-from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     Broken,
     Preset,
     broken_for,
     find_preset,
     find_recipe,
+    load_flag_rules,
     model_recipes,
     named_preset,
     suggest_presets,

@@ -9,7 +9,7 @@ import pytest
 
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.upstream_code import Code
-from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from support.hub import checkpoint
 

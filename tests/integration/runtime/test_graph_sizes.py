@@ -8,7 +8,7 @@ import pytest
 
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.upstream_code import execute
-from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.releases import within
 
 pytestmark = [pytest.mark.releases, pytest.mark.usefixtures("run_here")]

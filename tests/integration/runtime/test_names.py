@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from patchkit.runtime.rules.flags import flags, load_choices
-from patchkit.runtime.rules.presets import MODELS
+from patchkit.runtime.rules.presets import MODELS, flags, load_choices
 from patchkit.runtime.rules.releases import nccl_variables, read_table, vllm_variables
 from patchkit.runtime.rules.releases import release as release_of
 from tools.model_recipes import read_recipes

@@ -9,7 +9,7 @@ from patchkit.proof.upstream_code import Anything
 from patchkit.recipes.vllm import decisions
 from patchkit.recipes.vllm.decisions import fp8_linear
 from patchkit.recipes.vllm.routing import Capability, outcome
-from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import select_entries
 from patchkit.runtime.rules.variable_rules import load_variable_rules

@@ -8,8 +8,7 @@ import re
 from typing import NamedTuple
 
 from patchkit.patching.recipe import load_claims
-from patchkit.runtime.rules.flags import flags, load_flag_rules
-from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.presets import flags, load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import (
     nccl_variables,
     other_variables,

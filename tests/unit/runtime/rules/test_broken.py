@@ -7,8 +7,7 @@ import pytest
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.errors import HostError
-from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import broken_for, load_broken
+from patchkit.runtime.rules.presets import broken_for, load_broken, load_flag_rules
 from patchkit.runtime.serve.args import serve_args
 from support.hub import checkpoint
 from tools import serve_lines

@@ -8,8 +8,7 @@ import pytest
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.node.cluster_env import make_cluster_env
-from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.presets import load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import adapt_to_release
 from patchkit.runtime.rules.variable_rules import load_variable_rules

@@ -3,7 +3,7 @@
 import pytest
 
 from patchkit.errors import SourceError
-from patchkit.runtime.rules.flags import flags, has_flag
+from patchkit.runtime.rules.presets import flags, has_flag
 from support import write_files
 
 ENGINE = """

@@ -5,9 +5,9 @@ from itertools import chain
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.runtime.rules import flags, presets
-from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import find_preset, load_presets
+from patchkit.records import read_toml
+from patchkit.runtime.rules import presets
+from patchkit.runtime.rules.presets import find_preset, load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from support.selection import SUPPORTED
@@ -77,9 +77,9 @@ def test_what_means_nothing(tmp_path):
     ):
         place.write_text(text)
         with pytest.raises(UsageError) as caught:
-            presets.read_presets(place)
+            read_toml(tuple[presets.Preset, ...], place, key="preset")
         assert what in str(caught.value)
-    text = flags.RULES.read_text(encoding="utf-8")
+    text = presets.RULES.read_text(encoding="utf-8")
     for old, new, what in (
         (
             'topology = "socket", nodes',
@@ -100,9 +100,8 @@ def test_what_means_nothing(tmp_path):
     ):
         assert old in text
         rules.write_text(text.replace(old, new, 1))
-        flags.load_flag_rules.cache_clear()
         with pytest.raises(UsageError) as caught:
-            flags.load_flag_rules(rules)
+            read_toml(presets.FlagRules, rules)
         assert what in str(caught.value)
 
 

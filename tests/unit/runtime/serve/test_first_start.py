@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.serve.args import serve_args
 from patchkit.runtime.serve.command_notes import MODULES, first_start_notes

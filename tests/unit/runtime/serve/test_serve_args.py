@@ -6,8 +6,7 @@ import pytest
 
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.recipe import load_recipe
-from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.presets import load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import vllm_variables, within
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import serve_args
