@@ -13,7 +13,6 @@ import re
 import struct
 from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedIOBase
 from itertools import chain
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import SourceError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA: 64 bits, little-endian
@@ -85,7 +84,7 @@ _ProgramHeader = namedtuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Section:
     """A section with contents in the file: ``size`` bytes from ``offset`` on."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from patchkit.errors import UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
@@ -25,7 +25,7 @@ _ARCH = re.compile(
 _CODE = re.compile(r"(?P<kind>\w+)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)")
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Arch:
     """One entry of an arch list: ``12.1a``, ``12.0f``, ``8.0+PTX``, ``8.0-virtual``.
 

@@ -17,7 +17,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
 from typing import Any, cast
 
 import click
@@ -37,6 +36,7 @@ from patchkit.cli.out import (
 )
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level
+from patchkit.frozen import positional
 from patchkit.quoting import quoted
 from patchkit.target import Load
 
@@ -109,7 +109,7 @@ BAD = mark(Level.ERROR)
 UNSURE = mark(Level.UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Record:
     """A value for --json; ``line`` prints it as one line, as for an event."""
 
@@ -123,7 +123,7 @@ class Data(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class ExitCode:
     """The exit code of a verb; if it yields several, the highest counts."""
 

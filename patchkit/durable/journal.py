@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +45,7 @@ from patchkit.errors import (
     reason,
     translated,
 )
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
@@ -53,7 +53,7 @@ from patchkit.records import RecordError, read_json
 _LARGEST = 16 << 20  # bytes of a journal; that of 10,000 files is a fifth of it
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Change:
     """The change of one file; ``path`` is relative to the root.
 
@@ -66,7 +66,7 @@ class Change:
     after: bytes | Path | None
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Step:
     """The change of one file in a journal: sha256 before and after, "" for no file."""
 
@@ -75,7 +75,7 @@ class Step:
     after: Digest
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Steps:
     """The content of a journal; ``folders`` are the folders that the change makes."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.edit.splice import Edit
 from patchkit.finding import Established
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.records import RecordError, Sha256, Utf8, matching, record
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
@@ -43,7 +43,7 @@ class Severity(enum.StrEnum):
     OPTIONAL = "optional"
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Need:
     """Releases that need a fix (a PEP 440 specifier), and why.
 
@@ -83,7 +83,7 @@ recommended = partial(Need, severity=Severity.RECOMMENDED)  # they work better w
 optional = partial(Need, severity=Severity.OPTIONAL)  # off unless the user turns it on
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Evidence:
     """A claim, its source, and how it was established."""
 
@@ -137,7 +137,7 @@ class Request:
         return {"patches": facts}
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Observation:
     """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
 
@@ -171,7 +171,7 @@ def upstream(reason: str) -> Observation:
     return Observation(State.UPSTREAM, reason)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Example:
     """One file of one release before and after a fix, for tests and documentation.
 
@@ -248,7 +248,7 @@ class Fix:
         return [need for need in self.needs if {need.arch, need.kind} <= allowed]
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Verdict:
     """Verdict about a fix in a tree: its state, the reason, and the edits to make.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.errors import PatchkitError, SourceError
+from patchkit.frozen import positional
 from patchkit.patching.ledger import Ledger, journal_of, original_path, read_ledger
 from patchkit.reading import LARGEST_IN_TREE
 from patchkit.source.detect import state_folder
@@ -20,7 +20,7 @@ ASIDE = ".patchkit-aside"
 """The folder in a tree for what a forced revert moves away: edited files, an unreadable journal."""
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class ForcedRevert:
     """Paths that were restored, and those whose content was moved to ``aside``.
 

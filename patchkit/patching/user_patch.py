@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 
@@ -16,7 +16,7 @@ from patchkit.edit.splice import Edit, line_of
 from patchkit.edit.text import new_file
 from patchkit.errors import DriftError, UsageError
 from patchkit.follow import Completed
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
 from patchkit.reading import read_text
 from patchkit.source.git import call_git_alone
@@ -69,7 +69,7 @@ class FileDiff:
     beyond: str
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Trial:
     """Result of applying the diff of one file to a text.
 

@@ -13,14 +13,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
 from patchkit import errors
 from patchkit.durable.paths import PlainPath
 from patchkit.errors import PatchkitError, ProofError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.proof import upstream_code
 from patchkit.proof.child_process import Limits, forked
 from patchkit.proof.sandbox import Box, box_for
@@ -52,7 +52,7 @@ T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Raised:
     kind: str
     what: Utf8

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from posixpath import normpath
 
@@ -18,6 +17,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Completed, Resources
+from patchkit.frozen import positional
 from patchkit.process import attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -39,7 +39,7 @@ _PLAIN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class GitSource:
     """The URL of a repository, without ``git+``, and the full id of a commit."""
 
@@ -112,7 +112,7 @@ def commit_archive(
     return archive
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Submodule:
     """A repository inside another one: its path there, its URL, and its commit."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -16,6 +15,7 @@ from packaging.version import Version
 from patchkit.durable.signals import committed
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import positional
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES_VARIABLE
 from patchkit.source.archive import unpack
@@ -37,7 +37,7 @@ Check = Callable[[Version], None]
 """A function that raises SourceError for a release that is not supported."""
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class SourceOptions:
     """A source as a command line names it, and how to get it.
 
@@ -52,7 +52,7 @@ class SourceOptions:
     trusted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Resolved:
     """A folder with sources.
 
@@ -229,7 +229,7 @@ def _origin_of(source: SourceOptions, check: Check) -> SourceOrigin:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Archive:
     """An archive to unpack, into ``build/PROJECT-LABEL`` if it is kept."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES, read_toml, record
 from patchkit.source.tree import SourceTree
@@ -133,7 +133,7 @@ class KnownSource:
         return not majors or major in majors
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Wanted:
     """A source that a tree fetches.
 

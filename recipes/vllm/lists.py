@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from packaging.version import Version
 
 from patchkit.edit.cmake import Argument, Command, commands, list_items
+from patchkit.frozen import positional
 from patchkit.recipes.vllm.archs import INTERSECTION
 
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
@@ -24,7 +24,7 @@ _COMPILER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class ArchList:
     """A list of archs in a CMake file.
 

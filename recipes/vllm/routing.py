@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import NamedTuple
 
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.frozen import positional
 from patchkit.patching.fix import Case
 from patchkit.proof import upstream_code
 from patchkit.proof.questions import ask
@@ -61,7 +62,7 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Decision:
     """A decision of upstream's code that a fix changes.
 

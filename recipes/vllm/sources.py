@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from patchkit.frozen import positional
 from patchkit.target import Load, Target, best_load, list_archs, toolkits
 
 _NAME = re.compile(r"\b(?:sm|compute)_\d{2,4}[af]?\b")
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class CudaSource:
     """A CUDA source, the library that it is linked into, and the codes it is compiled to.
 

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
 from patchkit.runtime.host.probe import parse_rows, query_gpus
@@ -38,7 +38,7 @@ _GROUPS = {
 _STATE = "temperature.gpu,power.draw,clocks.sm,utilization.gpu,clocks_throttle_reasons.active"
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class GpuState:
     """The state of the first GPU; None is unknown.
 

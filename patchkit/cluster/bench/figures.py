@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.errors import UsageError
 from patchkit.foreign import positive_number
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 
@@ -24,7 +23,7 @@ _RESULTS = "name a folder that `patchkit bench MODEL` wrote"
 Verdict = Literal["better", "worse", "within the spread", "too few"]
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Measure:
     """A figure in vLLM's result: its key, its name and unit for people, and what is better."""
 

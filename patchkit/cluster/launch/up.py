@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import NoneType
 
 from patchkit.cluster.agent import node_state, unit_state
@@ -20,13 +20,14 @@ from patchkit.cluster.launch.stop import check_stopped, end_left_nodes, stop_gro
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.frozen import positional
 from patchkit.quoting import quoted
 
 _PAUSE = 2.0  # seconds between two questions to a server that is busy
 _LOADING = ("activating", "deactivating", "reloading")
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class StartWatcher:
     """The functions that a start reports to.
 

@@ -14,13 +14,13 @@ with a random address gets a new one. With the option ``network`` all addresses 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from ipaddress import IPv4Interface, IPv4Network
 from itertools import chain
 from operator import attrgetter
 
 from patchkit.errors import PatchkitError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host, Netdev
@@ -270,7 +270,7 @@ class _Cable:
     network: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Planner:
     host: Host
     options: NetPlanOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
@@ -20,6 +20,7 @@ from patchkit.cluster.net.addressing import (
 )
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
+from patchkit.frozen import positional
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.host import Host, Netdev, overlaps
@@ -278,7 +279,7 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     return judge_check(False, name, about, state, netdev=name)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _SharedNetwork:
     """An interface, one of its networks, and the interfaces of the peer in that network."""
 

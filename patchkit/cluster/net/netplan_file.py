@@ -7,13 +7,14 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 from patchkit.cluster.net.addressing import NetPlan, NetPlanOptions, WrittenPlan
 from patchkit.errors import HostError, PatchkitError
+from patchkit.frozen import positional
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.runtime.host.host import Host
@@ -122,7 +123,7 @@ _Conflicts = Iterator[tuple[str, tuple[str, ...]]]
 """Each conflict with the plan: a text about it, and the commands that solve it."""
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Request:
     """A plan, its inputs, and the netplan files that patchkit did not write."""
 

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from patchkit.cluster.ssh.answer import (
@@ -22,6 +22,7 @@ from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_command, ssh_error, s
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.foreign import read_json
+from patchkit.frozen import positional
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ _CALL_SECONDS = 600.0
 _CALL_SIZE = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Remote:
     """A machine that ssh reaches; ``localhost`` is this machine, without ssh.
 

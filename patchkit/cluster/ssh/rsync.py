@@ -7,13 +7,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.cluster.ssh.node import Remote, check_peer
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed, Follow, ending
+from patchkit.frozen import positional
 from patchkit.quoting import quoted
 
 _SILENCE = 300  # seconds without a byte until rsync gives up, as when a login hangs
@@ -37,7 +37,7 @@ _OPTIONS = (
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Copied:
     """The bytes that were sent, without those that were there already, and the seconds it took."""
 

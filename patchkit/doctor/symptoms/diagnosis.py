@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from operator import attrgetter
 
 from patchkit.doctor.symptoms.scan import (
@@ -28,7 +28,7 @@ from patchkit.doctor.symptoms.symptom import (
     symptoms,
     text_pattern,
 )
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import Condition, Situation, is_met
 
@@ -311,7 +311,7 @@ def _strange_hits(
                 yield hit
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Evidence:
     """What decides between causes: the texts of a log, facts, and whether the log is whole."""
 

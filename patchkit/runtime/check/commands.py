@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
+from patchkit.frozen import positional
 from patchkit.runtime.check.content import (
     RAY,
     SERVE,
@@ -46,7 +47,7 @@ _PROGRAM = re.compile("|".join(_SHELL["programs"]))
 _SCRIPT = re.compile("|".join(_SHELL["scripts"]))
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Place:
     """The place of a command: the block of its variables, and the image in which it runs.
 
@@ -66,7 +67,7 @@ class Place:
 _WHOLE_FILE = Place()
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Start:
     """The words of a command that start ``program``: SERVE, RAY or a container.
 

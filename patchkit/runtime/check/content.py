@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import Situation
@@ -58,7 +58,7 @@ class Word:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Image:
     """The name of a container image; ``block`` is the block of the container's variables."""
 
@@ -255,7 +255,7 @@ class FileContent:
         return [flag for command in self.commands for flag in command.flags]
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class StatedVersion:
     """A version of a project (``vllm``, ``nccl``, ``torch`` …) that a file states.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 
 from patchkit.finding import Finding, Level
+from patchkit.frozen import positional
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     SHELL,
@@ -54,7 +54,7 @@ _NONE = "none at all"
 _LEFT_OUT = ("down", "random", "bare-first")
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Reader:
     """A program that reads variables, and their ``names``; its version is "" for any version."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
 from enum import StrEnum
 
 from patchkit.errors import PatchkitError
+from patchkit.frozen import positional
 from patchkit.runtime.rules.releases import read_env_data, refusal
 from patchkit.runtime.rules.secret_texts import is_secret
 
@@ -43,7 +43,7 @@ _SKIPPED = re.compile(r"[ \t]*(?:#[^\r\n]*(?<!\\))?(?:\n|\Z)")
 _PIECES = re.compile(r"'([^']*)'|\\(')")
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class EnvEntry:
     """A variable to write; ``comment`` says why it is set. A secret has an empty ``value``."""
 

@@ -7,12 +7,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from patchkit.errors import HostError
 from patchkit.foreign import read_json
+from patchkit.frozen import positional
 from patchkit.process import attempt
 from patchkit.runtime.host.host import (
     Address,
@@ -161,7 +162,7 @@ def _read_master(reader: Reader, home: str) -> str:
     return printable(Path(reader.real(f"{home}/master")).name)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _KernelLink:
     """The kind of a virtual netdev as `ip` calls it (``bridge``, ``veth``), and its addresses."""
 

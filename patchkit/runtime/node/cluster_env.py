@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from patchkit.errors import DriftError, PatchkitError, UsageError
 from patchkit.finding import Level
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.runtime.envfile.env_file import EnvFile, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import find_remarks
@@ -69,7 +69,7 @@ class Setting:
         return UsageError if self.rule == "--set" else DriftError
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Caveat:
     """A problem that no variable solves, and what to do ``instead``."""
 

@@ -9,13 +9,13 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, product
 from pathlib import Path
 
 from patchkit import elf, process
 from patchkit.errors import HostError, SourceError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.records import RecordError, record
 
 Environment = Mapping[str, str]
@@ -98,7 +98,7 @@ def ask_interpreter(python: str, environment: Environment) -> InterpreterFacts:
         raise HostError(f"{python}: odd answer: {error}", hint=_HINT) from None
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Choice:
     """The path of the libnccl that torch or vLLM loads (None if it loads none), and the reason."""
 

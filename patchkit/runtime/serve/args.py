@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import DriftError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
@@ -417,7 +417,7 @@ def _dense_facts(request: ServeRequest) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Drafter:
     """A way of drafting: ``setting`` is the JSON for ``--speculative-config``, "" for none.
 

@@ -16,7 +16,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from operator import attrgetter
@@ -28,7 +27,7 @@ from packaging.version import Version
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError, translated
 from patchkit.finding import Finding, finding
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import Needs, locked_requirements
@@ -156,7 +155,7 @@ def _gcc_version(cxx: Path) -> Version | None:
     return None if done.trouble else Version(done.output)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Jobs:
     """A number of jobs, and the reason in one phrase."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -15,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import BuildError, HostError
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.process import ask
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -28,7 +27,7 @@ answer = {"version": str(torch.__version__), "cuda": torch.version.cuda or ""}
 """
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Torch:
     """The torch that a wheel holds.
 

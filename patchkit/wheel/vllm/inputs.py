@@ -16,7 +16,6 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -31,7 +30,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import (
@@ -363,7 +362,7 @@ def _require_files(wanted: Wanted, folder: Path) -> None:
 # ``recipes/vllm/build.toml`` says which of its paths belong to which project.
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class FoundSource:
     """A source that was found: ``fill`` writes it into a folder that does not exist yet.
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.finding import Finding, finding
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import jit_entries, prove_exact
@@ -346,7 +346,7 @@ def _find_not_native(
             )
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Pruned:
     """A file that was removed or written anew (in a dry run: would be), and why."""
 

@@ -4,23 +4,25 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 
 import pytest
 
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 
 
-class Fields:
-    name: str
-    size: int = 1
-    rows: list[int] = field(default_factory=list)
+def made(decorator):
+    class Fields:
+        name: str
+        size: int = 1
+        rows: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if self.size < 0:
-            raise ValueError("negative")
+        def __post_init__(self) -> None:
+            if self.size < 0:
+                raise ValueError("negative")
+
+    return decorator(Fields)
 
 
-Plain = dataclass(frozen=True, slots=True, kw_only=True)(
-    type("Fields", (Fields,), dict(vars(Fields)))
-)
-Record = frozen(type("Fields", (Fields,), dict(vars(Fields))))
+Plain = made(dataclass(frozen=True, slots=True, kw_only=True))
+Record = made(frozen)
+Ordered = made(positional)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,12 @@ def test_as_a_frozen_dataclass(act):
         except (TypeError, ValueError, FrozenInstanceError) as error:
             outcomes.append(type(error))
     assert outcomes[0] == outcomes[1]
+
+
+def test_in_order():
+    assert Ordered("a", 2) == Ordered("a", size=2) != Ordered("a")
+    with pytest.raises(TypeError, match="3 fields"):
+        Ordered("a", 2, [], 4)
+    match Ordered("a", 2):
+        case Ordered(name, size, []):
+            assert (name, size) == ("a", 2)
