@@ -1,6 +1,6 @@
 # Runs a release's own CMakeLists.txt in script mode, far enough to decide every arch list.
 # Nothing is compiled, fetched or written: commands that would do so are replaced by stubs, and the
-# trace of the rest tells which sources get which archs.
+# trace of the rest tells which sources get which archs. This file itself is not traced.
 #
 # The stubs are a convenience: they let a release's files run to their end. They prevent nothing,
 # since CMake keeps what they replace under names with an underscore (_execute_process, _file).
@@ -13,6 +13,7 @@
 #   PATCHKIT_GENCODE  the -gencode flags that torch's CMake would put into CMAKE_CUDA_FLAGS
 #   PATCHKIT_SCRATCH  an empty folder for whatever wants a path
 cmake_minimum_required(VERSION 3.26)
+set(PATCHKIT_WRAPPERS "${CMAKE_CURRENT_LIST_DIR}/arch_wrappers.cmake")
 list(PREPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_LIST_DIR}/modules")
 
 foreach(command
@@ -74,20 +75,12 @@ macro(find_package package)
     if(NOT COMMAND cuda_archs_loose_intersection)
       message(FATAL_ERROR "cuda_archs_loose_intersection is not defined before find_package(Torch)")
     endif()
-    function(cuda_archs_loose_intersection OUT SRC TGT)
-      _cuda_archs_loose_intersection(${OUT} "${SRC}" "${TGT}")
-      patchkit_archs("${OUT}" "${${OUT}}")
-      set(${OUT} "${${OUT}}" PARENT_SCOPE)
-    endfunction()
-    function(set_gencode_flag_for_srcs)
-      cmake_parse_arguments(PARSE_ARGV 0 P "" "ARCH;CODE" "SRCS")
-      patchkit_code("${P_CODE}")
-    endfunction()
+    include("${PATCHKIT_WRAPPERS}")
   endif()
 endmacro()
 
 set(VLLM_TARGET_DEVICE cuda)
 set(VLLM_PYTHON_EXECUTABLE "${CMAKE_COMMAND}")
-set(CUTLASS_INCLUDE_DIR "${PATCHKIT_SCRATCH}/include")
+set(CUTLASS_INCLUDE_DIR "${PATCHKIT_SCRATCH}")
 set(FETCHCONTENT_BASE_DIR "${PATCHKIT_SCRATCH}")
 include(CMakeLists.txt)

@@ -28,8 +28,9 @@ HELPER_FILES = "cmake/*.cmake"
 GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
 _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
+_WRAPPERS = "arch_wrappers.cmake"
 _FLAG = "set_gencode_flag_for_srcs"  # the release's own definition of GENCODE calls it
-# Commands that arch_trace.cmake calls only so that they are in the trace.
+# Commands that the wrappers call only so that they are in the trace.
 _LIST = "patchkit_archs"
 _CODE = "patchkit_code"
 _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
@@ -211,11 +212,11 @@ def _trace_calls(
         mirror(tree, texts, root)
 
         # Some external projects check whether this file of CUTLASS exists.
-        header = scratch / "include/cutlass/cutlass.h"
+        header = scratch / "cutlass/cutlass.h"
         header.parent.mkdir(parents=True)
         header.touch()
 
-        sources = [*filter(_is_build_file, texts), _SCRIPT.name]
+        sources = [*filter(_is_build_file, texts), _WRAPPERS]
         arguments = [f"--trace-source={path}" for path in sources]
         arguments.append(f"-DPATCHKIT_GENCODE={gencode}")
         arguments.append(f"-DPATCHKIT_CUDA={cuda}")

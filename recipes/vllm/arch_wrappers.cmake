@@ -1,0 +1,10 @@
+# Wrappers of the release's functions that decide archs; arch_trace.cmake includes them.
+function(cuda_archs_loose_intersection OUT SRC TGT)
+  _cuda_archs_loose_intersection(${OUT} "${SRC}" "${TGT}")
+  patchkit_archs("${OUT}" "${${OUT}}")
+  set(${OUT} "${${OUT}}" PARENT_SCOPE)
+endfunction()
+function(set_gencode_flag_for_srcs)
+  cmake_parse_arguments(PARSE_ARGV 0 P "" "ARCH;CODE" "SRCS")
+  patchkit_code("${P_CODE}")
+endfunction()
