@@ -56,7 +56,7 @@ from patchkit.finding import Finding, Level, finding, worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
-from patchkit.runtime.envfile.write import write
+from patchkit.runtime.envfile.env_file import write
 from patchkit.runtime.host.host import Host
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile

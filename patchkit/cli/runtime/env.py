@@ -39,9 +39,8 @@ from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.envfile.env_file import read_head
+from patchkit.runtime.envfile.env_file import read_head, write
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import (

@@ -63,7 +63,7 @@ from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
-from patchkit.runtime.envfile.write import write
+from patchkit.runtime.envfile.env_file import write
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data, refusal
 

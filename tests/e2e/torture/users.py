@@ -27,7 +27,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.ledger import journal_of
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace, read_workspace
-from patchkit.runtime.envfile import write as envfile
+from patchkit.runtime.envfile import env_file as envfile
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import transfer
 from patchkit.target import targets

@@ -8,9 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.runtime.envfile.env_file import head_facts, is_untouched, render_env_file
+from patchkit.runtime.envfile.env_file import (
+    head_facts,
+    is_untouched,
+    render_env_file,
+    write,
+)
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
-from patchkit.runtime.envfile.write import write
 
 HEADER = [
     "role=head topology=roce executor=mp vllm=0.25.1 nodes=2 head=192.168.100.11",
