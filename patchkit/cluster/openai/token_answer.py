@@ -96,8 +96,8 @@ def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
     if not isinstance(message, dict):
         return ()
 
-    texts = {name: message.get(name) for name in _TEXTS}
-    return tuple(name for name, text in texts.items() if text and isinstance(text, str))
+    texts = {name: text for name, text in message.items() if isinstance(text, str)}
+    return tuple(name for name in _TEXTS if texts.get(name))
 
 
 def _token_count(answer: HttpAnswer) -> int | None:

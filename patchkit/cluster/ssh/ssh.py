@@ -122,9 +122,11 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
 
 def _find_known_line(lines: list[str]) -> str:
     """Return the line that names a known cause, else the last line."""
-    texts = [text for text, _reason, _hint in _CAUSES[:-1]]
-    known = (line for text in texts for line in lines if text in line)
-    return next(known, lines[-1])
+    for text, _reason, _hint in _CAUSES[:-1]:
+        for line in lines:
+            if text in line:
+                return line
+    return lines[-1]
 
 
 def explain_failure(line: str, destination: str) -> tuple[str, str]:
