@@ -287,8 +287,7 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
 
     findings: list[Finding] = []
     for about in _OF_WAYS:
-        with_check = [fault for fault in faults if about in fault]
-        of_check = dict.fromkeys(fault[about] for fault in with_check)
+        of_check = dict.fromkeys(fault[about] for fault in faults if about in fault)
         if of_check:
             findings += of_check
         else:

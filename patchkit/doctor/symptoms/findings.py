@@ -53,7 +53,14 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         finding.level not in (Level.ERROR, Level.WARNING) for finding in findings
     )
     if log.earlier:
-        findings.append(_earlier_start(log, log.earlier))
+        judged = f"an earlier start failed, the last of {log.begun} is judged"
+        earlier = Finding(
+            level=Level.NOTE,
+            about="earlier-start",
+            line=log.earlier.number,
+            what=f"{judged}: {_shorten_hit(log.earlier)}",
+        )
+        findings.append(earlier)
 
     if log.unread:
         unread = Finding(
@@ -114,16 +121,6 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
         why="\n".join(shown),
         hint=_REPORT,
         sure="not decided",
-    )
-
-
-def _earlier_start(log: ReadLog, hit: Hit) -> Finding:
-    judged = f"an earlier start failed, the last of {log.begun} is judged"
-    return Finding(
-        level=Level.NOTE,
-        about="earlier-start",
-        line=hit.number,
-        what=f"{judged}: {_shorten_hit(hit)}",
     )
 
 

@@ -199,7 +199,11 @@ def scan(
     """
     log = LogScan()
     kinds: dict[str, _Kind] = {}
-    by_anchor = _texts_by_anchor(texts)
+    by_anchor: dict[str, list[TextPattern]] = {}
+    for text in texts:
+        for anchor in text.anchors:
+            by_anchor.setdefault(anchor, []).append(text)
+
     whole_lines = _whole_lines(chunks, log.answered)
     for window, line in _line_windows(whole_lines, by_anchor):
         shape = _DIGITS.sub("0", line.text)
@@ -230,15 +234,6 @@ def scan(
                 kind.texts[found_text] = None
 
     return log
-
-
-def _texts_by_anchor(texts: Iterable[TextPattern]) -> dict[str, list[TextPattern]]:
-    by_anchor: dict[str, list[TextPattern]] = {}
-    for text in texts:
-        for anchor in text.anchors:
-            by_anchor.setdefault(anchor, []).append(text)
-
-    return by_anchor
 
 
 # A text, and its match in lines that are joined by line feeds.
