@@ -11,7 +11,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.frozen import positional
-from patchkit.patching.ledger import Ledger, journal_of, original_path, read_ledger
+from patchkit.patching.ledger import journal_of, original_path, read_ledger
 from patchkit.reading import LARGEST_IN_TREE
 from patchkit.source.detect import state_folder
 from patchkit.source.tree import SourceTree
@@ -56,7 +56,9 @@ def revert_by_force(tree: SourceTree) -> ForcedRevert:
         if not state.is_dir() and not moved:
             raise SourceError(f"{tree.root}: patchkit has changed nothing here")
 
-        ledger = _ledger_if_sound(state, tree.project)
+        ledger = None
+        with contextlib.suppress(PatchkitError):
+            ledger = read_ledger(state, tree.project)
         pairs = _kept_originals(state)
         if ledger is not None:
             pairs = {**ledger.files, **ledger.libraries}
@@ -110,12 +112,6 @@ def _free_folder(root: Path) -> Path:
         number += 1
         aside = root / f"{ASIDE}-{number}"
     return aside
-
-
-def _ledger_if_sound(state: Path, project: str) -> Ledger | None:
-    with contextlib.suppress(PatchkitError):
-        return read_ledger(state, project)
-    return None
 
 
 def _kept_originals(state: Path) -> dict[str, tuple[str, str]]:

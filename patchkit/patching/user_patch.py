@@ -6,13 +6,12 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 
 from patchkit.digests import digest
 from patchkit.durable.paths import is_file, is_plain, place_of
 from patchkit.durable.staging import ScratchFolder
-from patchkit.edit.splice import Edit, line_of
+from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file
 from patchkit.errors import DriftError, UsageError
 from patchkit.follow import Completed
@@ -318,7 +317,7 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
     paths = places([file.path for file in used])
     observation = found(
         edits,
-        now=f"{places(_spots_of(edits, tree))}: the patch fits",
+        now=f"{paths}: the patch fits",
         done=f"{paths}: as the patch leaves it",
     )
     if not left_out:
@@ -328,15 +327,6 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
         observation,
         note=f"{patch.id}: not built or installed, so left out: {left_out}",
     )
-
-
-def _spots_of(edits: Sequence[Edit], tree: SourceTree) -> list[str]:
-    """Return ``FILE:LINE`` for each edit."""
-    spots = []
-    for edit in edits:
-        line = line_of(tree.find(edit.path) or "", edit.start)
-        spots.append(f"{edit.path}:{line}")
-    return spots
 
 
 def _require_installed(files: Sequence[FileDiff], project: str) -> None:
@@ -387,13 +377,4 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
         raise _drift(problem, "the code has other lines there, or half of the patch")
     if is_done or forward.after in (None, text):
         return []
-    return [_edit_between(path, text, forward.after)]
-
-
-def _edit_between(path: str, text: str, after: str) -> Edit:
-    """Return the smallest single edit that turns ``text`` into ``after``."""
-    start = len(commonprefix([text, after]))  # noqa: RUF071
-    ends = [text[start:][::-1], after[start:][::-1]]
-    tail = len(commonprefix(ends))  # noqa: RUF071
-    replacement = after[start : len(after) - tail]
-    return Edit(path, start, len(text) - tail, replacement, "by a patch")
+    return [Edit(path, 0, len(text), forward.after, "by a patch")]

@@ -24,16 +24,18 @@ from patchkit.source.project import (
     VersionFile,
     describe_sources,
     example,
+    first_example,
     project_named,
     projects,
 )
-from patchkit.source.releases import guess_release, named_version, release_files
+from patchkit.source.releases import named_version, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 # The Summary in PKG-INFO that a build writes into its copy of a fork, since that has no history.
 FORK = "a fork, which patchkit copied"
 # The output of git describe --long: v0.19.1-12-gabc1234, with 0 instead of 12 on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
+_ANY_PROJECT = "SETUPTOOLS_SCM_PRETEND_VERSION"
 _RELEASE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 
 
@@ -157,11 +159,11 @@ def project_of(spec: str) -> str:
         return candidates[0]
 
     if "://" not in spec and not path.exists():
-        hint = guess_release(spec, projects())
+        hint = _list_nearest(path)
         if release:
-            hint = hint or f"known are {', '.join(projects())}; --recipes adds others"
-        what = f"{spec}: no such file, folder or release"
-        raise UsageError(what, hint=hint or _list_nearest(path))
+            hint = f"known are {', '.join(projects())}; --recipes adds others"
+        what = f"{spec}: no such file, folder or release such as {first_example()}"
+        raise UsageError(what, hint=hint)
 
     titles = " or ".join(project.title for project in projects().values())
     options = " or ".join(f"--{name}-src" for name in projects())
@@ -306,13 +308,14 @@ def _copy_version(
     """Return the version of a checkout, or of a copy without history, and a note on it.
 
     The first of these decides: the version that the user names, the git tag, the version in the
-    ledger of an earlier run, SETUPTOOLS_SCM_PRETEND_VERSION, the release whose files are most
-    alike. The note is "" for a tag and a ledger. Raises SourceError if none of these tells it.
+    ledger of an earlier run, the release whose files are most alike. The note is "" for a tag and a
+    ledger. Raises SourceError if none of these tells it.
     """
-    variable = projects()[project].version_variable
-    if named := os.environ.get(variable):
-        version = _version(named, Path(variable))
-        return version, f"the version, {named}, is as it was named"
+    # setuptools-scm, too, takes these before any tag.
+    for variable in (projects()[project].version_variable, _ANY_PROJECT):
+        if named := os.environ.get(variable):
+            version = _version(named, Path(variable))
+            return version, f"the version, {named}, is as it was named"
 
     try:
         if has_history:
@@ -332,16 +335,14 @@ def _copy_version(
         ledger = read_json(dict[str, Any], text)
         return _version(str(ledger["version"]), root), ""
 
-    problem = (untold.why or untold.what).splitlines()[0]
-    note = f"no tag says the version ({problem})"
-    if named := os.environ.get("SETUPTOOLS_SCM_PRETEND_VERSION"):
-        version = _version(named, root)
-        return version, f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
-
     release, same, count = _most_alike(root, project)
     if not same:
         raise untold
-    note += f": {same} of {count} files that fixes look at are as in {release}"
+    problem = (untold.why or untold.what).splitlines()[0]
+    note = (
+        f"no tag says the version ({problem}): "
+        f"{same} of {count} files that fixes look at are as in {release}"
+    )
     if same == count:
         return Version(release), note
     version = Version(f"{release}.dev0+untagged")

@@ -30,7 +30,6 @@ from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.project import describe_sources, projects
 from patchkit.source.releases import (
     Release,
-    guess_release,
     load_facts,
 )
 
@@ -86,7 +85,7 @@ def find_origin(
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
-            hint=guess_release(spec, projects()) or f"name {describe_sources(project)}",
+            hint=f"name {describe_sources(project)}",
         )
 
     check(origin.version)

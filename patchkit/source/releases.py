@@ -7,9 +7,8 @@ releases and their sha256. Releases without a file on a package index are in
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from itertools import chain
@@ -35,7 +34,6 @@ _Filename = Annotated[
 ]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
-_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
 _PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
 
 
@@ -72,25 +70,6 @@ def named_version(text: str, hint: str = "") -> Version:
         return Version(text)
     except InvalidVersion:
         raise UsageError(f"{text!r} is not a version", hint=hint) from None
-
-
-def guess_release(spec: str, projects: Iterable[str]) -> str:
-    """Return a hint for a mistyped release: ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1``.
-
-    Return "" if the text does not look like a release of one of the projects.
-    """
-    match = _MISTYPED.fullmatch(spec)
-    if match is None:
-        return ""
-    try:
-        Version(match["version"])
-    except InvalidVersion:
-        return ""
-
-    name = match["name"].lower()
-    close = difflib.get_close_matches(name, projects, n=1) if name else projects
-    releases = " or ".join(f"{project}=={match['version']}" for project in close)
-    return f"did you mean {releases}?" if releases else ""
 
 
 @frozen

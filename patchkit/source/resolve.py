@@ -28,7 +28,7 @@ from patchkit.source.project import (
     projects,
     recipe_folder,
 )
-from patchkit.source.releases import LockEntry, guess_release, load_facts, read_lock
+from patchkit.source.releases import LockEntry, load_facts, read_lock
 
 Report = Callable[[str], Progress]
 
@@ -212,10 +212,10 @@ def version_of(source: SourceOptions) -> Version:
     """Return the version of a release. Raises UsageError if the source names none."""
     version = named_release(source.spec, source.project)
     if version is None:
-        release = f"for example {example(source.project)}"
-        hint = guess_release(source.spec, projects()) or release
-        what = f"{source.spec}: no such file, folder or release"
-        raise UsageError(what, hint=hint)
+        raise UsageError(
+            f"{source.spec}: no such file, folder or release",
+            hint=f"for example {example(source.project)}",
+        )
     return version
 
 

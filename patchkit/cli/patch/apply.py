@@ -267,7 +267,7 @@ def fixes_command(
     does not fit the code.
     """
     if source is None:
-        yield from _fix_list(verbose=verbose)
+        yield from _fix_list()
         return
 
     with opened(source, selection.patches) as (recipe, workspace):
@@ -317,9 +317,8 @@ def _tree_verdicts(
     return verdicts
 
 
-def _fix_list(*, verbose: bool) -> Blocks:
+def _fix_list() -> Blocks:
     """Yield a row for each fix that patchkit has."""
-    columns = 4 if verbose else 3
     fields: list[Fields] = []
     for recipe in load_recipes():
         support = load_support(recipe.project)
@@ -328,9 +327,8 @@ def _fix_list(*, verbose: bool) -> Blocks:
             releases = support.get(fix.id, {})
             fields.append({"project": recipe.project, **facts, "releases": releases})
 
-        heads = (f"{recipe.project} fix", "what it does", "needed", "upstream")
-        rows = [_fix_row(fix)[:columns] for fix in recipe.fixes]
-        yield from table(rows, heads=heads[:columns])
+        heads = (f"{recipe.project} fix", "what it does", "needed")
+        yield from table(map(_fix_row, recipe.fixes), heads=heads)
 
     yield Record(fields)
 
@@ -346,7 +344,6 @@ def _fix_row(fix: Fix) -> Row:
         style(fix.id, **emphasis),
         fix.title,
         ", ".join(texts) or "not needed",
-        dim(fix.upstream),
     )
 
 
@@ -433,14 +430,13 @@ def _forced_blocks(path: Path, project: str) -> Blocks:
 @click.command
 @vllm_options
 @request_options
-@verbose_option
 @rendered
-def archs_command(source: SourceOptions, selection: Selection, verbose: bool) -> Blocks:
+def archs_command(source: SourceOptions, selection: Selection) -> Blocks:
     """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
-    the patched group loads on the device: exact, family, compatible, jit (from PTX), or none; -v
-    adds the place of each group in CMake, and the features that it switches on.
+    the patched group loads on the device: exact, family, compatible, jit (from PTX), or none. The
+    last ones have the place of each group in CMake, and the features that it switches on.
     """
     with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
@@ -455,7 +451,6 @@ def archs_command(source: SourceOptions, selection: Selection, verbose: bool) ->
         patched = evaluate(plan.patched, target, archs, target.cuda)
 
         heads = ("loads", "patched", "stock", "kernel group", "where", "switches on")
-        columns = len(heads) if verbose else 4
         fields = []
 
         rows = []
@@ -463,7 +458,7 @@ def archs_command(source: SourceOptions, selection: Selection, verbose: bool) ->
         for old, new in zip(stock, patched, strict=True):
             load = best_load(new.archs, target.capability)
             counts[load] += 1
-            rows.append(_group_row(old, new, load)[:columns])
+            rows.append(_group_row(old, new, load))
             fields.append(
                 {
                     "group": new.name,
@@ -480,7 +475,7 @@ def archs_command(source: SourceOptions, selection: Selection, verbose: bool) ->
         yield from tree_blocks(workspace, request, **settings, groups=fields)
 
         yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
-        yield from table(rows, heads=heads[:columns])
+        yield from table(rows, heads=heads)
 
         changed = sum(row["stock"] != row["patched"] for row in fields)
         summary = f"{count_loads(counts)}; {changed} differ from stock"

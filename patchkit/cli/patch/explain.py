@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -24,8 +25,6 @@ from patchkit.runtime.rules.rule import describe_condition
 _SHOWN = 3  # symptoms: so many are shown in full, more as a list
 _LEAST_PART = 5  # characters: a text as long as this is found inside a word, too
 _LEAST_WORD = 3  # characters: a shorter text is not searched for
-_CLAIMS = "What guides say"
-_REASONS = "`patchkit explain ID` has the reasons and the evidence."
 _MISTYPED = 0.8  # likeness, 0 to 1: a text that is this like an id is the id with a typing error
 # The fields of a fix that --json prints.
 _FIX_FACTS = "id title symptom why upstream needs evidence requires"
@@ -43,12 +42,14 @@ def explain_command(text: str | None) -> Blocks:
     TEXT: list them.
     """
     fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
-    claims = load_claims("vllm")
+    entries: list[Fix | Claim] = [*fixes, *load_claims("vllm")]
     if text is None:
-        yield from _overview(fixes, claims)
+        titles = {symptom.id: symptom.title for symptom in symptoms().values()}
+        yield _listed(entries, titles)
+        yield from _list_lines(entries)
+        yield f"Also an error's text, one of {len(titles)} that are known, by any part of it."
         return
 
-    entries: list[Fix | Claim] = [*fixes, *claims]
     by_id = {entry.id: entry for entry in entries}
     if entry := by_id.get(_as_id(text)):
         yield from _explanation(entry)
@@ -87,61 +88,38 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
     elif not entries and len(diagnoses) <= _SHOWN:
         yield from _symptom_blocks(diagnoses)
     else:
-        yield from _result_list(entries, diagnoses)
+        rows = [(row.symptom.id, row.filled(row.symptom.title)) for row in diagnoses]
+        yield _listed(entries, dict(rows))
+        yield from _list_lines(entries, rows)
 
 
-def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Blocks:
-    """Yield all fixes and claims with their ids, and the number of symptoms; --json lists all."""
-    titles = {symptom.id: symptom.title for symptom in symptoms().values()}
-    yield _listed(fixes, titles, claims)
-
-    for recipe in load_recipes():
-        yield from section(f"Fixes of {recipe.project}", _fix_rows(recipe.fixes))
-    yield from section(_CLAIMS, _claim_rows(claims))
-
-    yield _REASONS
-    yield f"Also an error's text, one of {len(titles)} that are known, by any part of it."
+def _listed(entries: Sequence[Fix | Claim], titles: Mapping[str, str]) -> Record:
+    """Return fixes, claims and symptoms (id → title) for --json."""
+    rows = {"fixes": _fix_rows(entries), "symptoms": titles.items()}
+    fields: dict[str, Any] = {}
+    for kind, pairs in rows.items():
+        fields[kind] = [{"id": name, "title": title} for name, title in pairs]
+    fields["claims"] = [entry for entry in entries if isinstance(entry, Claim)]
+    return Record(fields)
 
 
-def _result_list(
-    entries: Sequence[Fix | Claim], diagnoses: Sequence[Diagnosis]
-) -> Blocks:
-    """Yield a line for each fix, claim and symptom that a search found."""
-    fixes = [entry for entry in entries if isinstance(entry, Fix)]
+def _list_lines(entries: Sequence[Fix | Claim], titles: _Rows = ()) -> Blocks:
+    """Yield a line for each fix, claim and symptom."""
     claims = [entry for entry in entries if isinstance(entry, Claim)]
-    titles = {}
-    for diagnosis in diagnoses:
-        titles[diagnosis.symptom.id] = diagnosis.filled(diagnosis.symptom.title)
-    yield _listed(fixes, titles, claims)
-
     sections: dict[str, _Rows] = {
-        "Fixes": _fix_rows(fixes),
-        _CLAIMS: _claim_rows(claims),
-        "Symptoms": list(titles.items()),
+        "Fixes": _fix_rows(entries),
+        "What guides say": [(row.id, row.verdict, row.says) for row in claims],
+        "Symptoms": titles,
     }
     for title, rows in sections.items():
         if rows:
             yield from section(title, rows)
 
-    yield _REASONS
+    yield "`patchkit explain ID` has the reasons and the evidence."
 
 
-def _listed(
-    fixes: Sequence[Fix], symptom_titles: Mapping[str, str], claims: Sequence[Claim]
-) -> Record:
-    rows = {"fixes": _fix_rows(fixes), "symptoms": symptom_titles.items()}
-    fields = {}
-    for kind, titles in rows.items():
-        fields[kind] = [{"id": name, "title": title} for name, title in titles]
-    return Record({**fields, "claims": claims})
-
-
-def _fix_rows(fixes: Sequence[Fix]) -> list[tuple[str, str]]:
-    return [(fix.id, fix.title) for fix in fixes]
-
-
-def _claim_rows(claims: Sequence[Claim]) -> _Rows:
-    return [(claim.id, claim.verdict, claim.says) for claim in claims]
+def _fix_rows(entries: Sequence[Fix | Claim]) -> list[tuple[str, str]]:
+    return [(entry.id, entry.title) for entry in entries if isinstance(entry, Fix)]
 
 
 def _wording(entry: Fix | Claim) -> str:

@@ -15,16 +15,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
 from patchkit.digests import digest, sha256_of
-from patchkit.durable.lock import locked as hold_lock
+from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, translated
 from patchkit.process import ask, run
 from patchkit.recipes.vllm.build import across
@@ -234,39 +231,24 @@ def _c_compiler(cxx: Path) -> Path:
 
 _STAND_IN = Path(__file__).parent / "torch_stand_in"
 _TARGET = "target"  # the file of the stand-in that names the target's torch
-_PATIENCE = 10.0  # seconds, with another build that writes a few small files
 
 
 def install_torch_stand_in(site: Path, target: Path) -> None:
     """Install the stand-in for torch into ``site``; it will read the files of torch in ``target``.
 
     Both are site-packages folders: ``site`` of the build environment, ``target`` of the wheels for
-    the other CPU. ``target`` must stay in place during the build. Raises StorageError.
+    the other CPU, which are of the same requirements file. ``target`` must stay in place during the
+    build. Raises StorageError.
     """
-    package = site / "torch"
-    release = _torch_release(target)
-
-    with translated("the stand-in for torch is not complete", package):
-        files = _stand_in_files(release, target)
-        with hold_lock(site, _PATIENCE):
-            # Another build may be using the stand-in: it is written anew only if it belongs to
-            # another torch or another patchkit.
-            if _is_installed(site, files):
-                return
-            for old in (package, *site.glob("torch-*.dist-info")):
-                shutil.rmtree(old, ignore_errors=True)
-            for name, content in files.items():
-                (site / name).parent.mkdir(parents=True, exist_ok=True)
-                (site / name).write_bytes(content)
+    with translated("the stand-in for torch is not complete", site):
+        for name, content in _stand_in_files(target).items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            # Another build may be reading the file.
+            with replacing(site / name) as file:
+                file.write(content)
 
 
-def _torch_release(site: Path) -> Version:
-    """Return the version in torch's metadata, which has no label such as ``+cu130``."""
-    (torch,) = distributions(name="torch", path=[str(site)])
-    return Version(torch.version)
-
-
-def _stand_in_files(release: Version, target: Path) -> dict[str, bytes]:
+def _stand_in_files(target: Path) -> dict[str, bytes]:
     """Return path below site-packages → content, for each file of the stand-in."""
     files = {
         f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
@@ -274,20 +256,11 @@ def _stand_in_files(release: Version, target: Path) -> dict[str, bytes]:
     }
     files["torch/version.py"] = (target / "torch/version.py").read_bytes()
     files[f"torch/{_TARGET}"] = os.fsencode(target.absolute() / "torch")
-    metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
-    files[f"torch-{release}.dist-info/METADATA"] = metadata.encode()
+    # The version in torch's metadata has no label such as +cu130.
+    (torch,) = distributions(name="torch", path=[str(target)])
+    metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {torch.version}\n"
+    files[f"torch-{torch.version}.dist-info/METADATA"] = metadata.encode()
     return files
-
-
-def _is_installed(site: Path, files: Mapping[str, bytes]) -> bool:
-    """Check whether a folder has these files, and no metadata of another release of torch."""
-    for metadata in site.glob("torch-*.dist-info/METADATA"):
-        if str(metadata.relative_to(site)) not in files:
-            return False
-    return all(
-        (site / name).is_file() and (site / name).read_bytes() == content
-        for name, content in files.items()
-    )
 
 
 # pip has to be given each platform by its exact name. DGX OS has glibc 2.39; the oldest glibc of

@@ -230,7 +230,7 @@ class Assembler:
 
     @property
     def version(self) -> str:
-        """Return the versions of ptxas that made results, or that of the oldest toolkit."""
+        """Return the versions of ptxas that the PTX needs, or that of the oldest toolkit."""
         return ", ".join(sorted(self._used)) or toolkits()[0].nvcc
 
     def plan(self, job: Job) -> Task:
@@ -249,6 +249,7 @@ class Assembler:
         recipe = "\0".join([str(_FORMAT), toolkit.nvcc, *words])
         sha256 = digest(ptx.text)
         name = digest(f"{sha256}\0{recipe}")
+        self._used.add(toolkit.nvcc)
         return Task(
             job=job,
             key=digest(f"{digest(text)}\0{recipe}"),
@@ -286,11 +287,6 @@ class Assembler:
             for task in missing:
                 (folder / "x.cubin").write_bytes(named(code, task.names))
                 self._pack(task, tools, folder)
-
-    def result(self, task: Task) -> Task:
-        """Return a task that is done, and add its toolkit to ``version``."""
-        self._used.add(task.toolkit.nvcc)
-        return task
 
     def _pack(self, task: Task, tools: Path, folder: Path) -> None:
         """Pack the machine code ``x.cubin`` in ``folder`` into a fat binary, the task's result.

@@ -86,10 +86,9 @@ class NativeParts:
         return sum(len(library.ptx) for library in self.libraries)
 
     @property
-    def refused_notes(self) -> Iterator[str]:
+    def refused_notes(self) -> list[str]:
         """Sentences about the PTX that the device still compiles."""
-        for library in self.libraries:
-            yield from library.refused_notes
+        return [note for library in self.libraries for note in library.refused_notes]
 
 
 def native_parts(

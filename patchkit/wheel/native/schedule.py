@@ -69,10 +69,8 @@ def _plan_all(
     results: Results = {}
     groups: dict[str, Group] = {}
     for job, task in zip(jobs, pool.map(plan, jobs), strict=True):
-        if isinstance(task, PatchkitError):
+        if isinstance(task, PatchkitError) or task.is_done:
             results[job] = task
-        elif task.is_done:
-            results[job] = assembler.result(task)
         else:
             groups.setdefault(task.key, []).append(task)
 
@@ -109,7 +107,7 @@ def _make_all(
         for future in finished:
             error = future.result()
             for task in work[future]:
-                results[task.job] = error or assembler.result(task)
+                results[task.job] = error or task
 
         progress(reckoning.done, total)
     return results

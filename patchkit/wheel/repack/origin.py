@@ -20,7 +20,7 @@ from patchkit.source.project import (
     projects,
     recipe_folder,
 )
-from patchkit.source.releases import LockEntry, guess_release, read_wheel_lock
+from patchkit.source.releases import LockEntry, read_wheel_lock
 from patchkit.source.resolve import Report, SourceOptions, fetch_locked
 from patchkit.wheel.file.wheelfile import ANY, WheelFile, WheelName
 from patchkit.wheel.wheelhouse.storage import repack_command
@@ -99,7 +99,7 @@ def find_wheel(
 def _check_named(path: Path, cpu: str) -> str:
     """Return the project of the wheel that the user names. Raises an error for any other file."""
     hint = f"patchkit repack {first_example()}; or name a wheel"
-    require_file(path, guess_release(str(path), projects()) or hint)
+    require_file(path, hint)
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=hint)
 

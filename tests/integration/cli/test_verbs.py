@@ -83,11 +83,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply vllm==9.9.9", 3, ["known are 0.11.1 to 0.33.0"]),
         ("repack vllm==9.9.9", 3, ["known are 0.11.1 to 0.33.0"]),
         ("apply vllm==0.33", 3, ["did you mean vllm==0.33.0?"]),
-        ("apply vlm==0.25.1", 2, ["did you mean vllm==0.25.1?"]),
+        ("apply vlm==0.25.1", 2, ["known are vllm, nccl, flashinfer; --recipes"]),
         (
             "apply 0.25.1",
             2,
-            ["did you mean vllm==0.25.1 or nccl==0.25.1 or flashinfer==0.25.1?"],
+            ["0.25.1: no such file, folder or release such as vllm==0.33.0"],
         ),
         ("apply", 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
         ("diff .", 2, ["says whether it is vLLM or NCCL"]),

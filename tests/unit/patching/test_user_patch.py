@@ -58,8 +58,8 @@ def judged(make_tree, ask):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({A: STOCK}, "apply vllm/a.py:5 (+1 more): the patch fits"),
-        ({A: f"0\n{STOCK}"}, "apply vllm/a.py:6 (+1 more): the patch fits"),
+        ({A: STOCK}, "apply vllm/a.py (+1 more): the patch fits"),
+        ({A: f"0\n{STOCK}"}, "apply vllm/a.py (+1 more): the patch fits"),
         ({A: f"0\n{WANTED}", B: "new\n"}, "upstream vllm/a.py (+1 more): as the patch"),
         ({A: WANTED}, "drifted vllm/b.py: lacks what vllm/a.py has already"),
         ({A: HALF}, "drifted vllm/a.py:2: does not fit"),

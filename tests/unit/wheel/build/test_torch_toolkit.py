@@ -236,13 +236,3 @@ def test_it_answers_with_what_the_files_of_the_target_say(stand_in, target, tmp_
     }
     found = installed_torch(stand_in)
     assert (found.version, found.cuda) == ("2.15.0+cu130", "13.0")
-
-
-def test_a_newer_target_replaces_an_older_one(stand_in, target):
-    older = target / "torch-2.15.0.dist-info"
-    (older / "METADATA").write_text("Name: torch\nVersion: 2.16.0\n")
-    older.rename(target / "torch-2.16.0.dist-info")
-    install_torch_stand_in(site(stand_in), target)
-    question = "importlib.metadata.version('torch')"
-    assert ask(stand_in, ASK, question) == {question: "2.16.0"}
-    assert len(list(site(stand_in).glob("torch*"))) == 2
