@@ -197,7 +197,9 @@ def judge(
     if state is State.DRIFTED:
         foreign = _foreign_file(fix, tree, request)
         if not foreign:
-            reason = _conflict(fix, expected, tree) + finding.reason
+            right = f"is known to be right ({fix.upstream})"
+            fact = "is known to need this" if expected.needed else right
+            reason = f"{version} {fact}, but the code says: {finding.reason}"
             return Verdict(fix, state, reason, severity=severity)
 
         # The fork has changed this file, so the table for the release does not apply to it.
@@ -300,14 +302,6 @@ def _judge_absent(
 
     note = f"{fix.id} is left out: {excuse}, and has no code for it"
     return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
-
-
-def _conflict(fix: Fix, expected: _Expectation, tree: SourceTree) -> str:
-    """Return the first half of the reason for a drift: what the version table says."""
-    fact = f"is known to be right ({fix.upstream})"
-    if expected.needed:
-        fact = "is known to need this"
-    return f"{tree.version} {fact}, but the code says: "
 
 
 def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:

@@ -69,9 +69,8 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def number(name: str, machine: str = "") -> int:
-    """Return the number of a system call on a machine ("": this one), -1 if it does not exist."""
-    machine = machine or platform.machine()
+def number(name: str, machine: str = platform.machine()) -> int:
+    """Return the number of a system call on a machine, -1 if it does not exist."""
     if machine not in _MACHINES:
         return -1
 
@@ -116,7 +115,9 @@ def drop_capabilities() -> None:
 
 
 @cache
-def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
+def compiled(
+    *, programs: bool, children: bool, machine: str = platform.machine()
+) -> bytes:
     """Return the filter that takes the calls of this module away; it is made once for all children.
 
     ``programs`` leaves execve, which replaces the process; ``children`` also what GNU make and a
@@ -135,14 +136,13 @@ def packed(
     calls: Mapping[str, int],
     *,
     children: bool = False,
-    machine: str = "",
+    machine: str = platform.machine(),
 ) -> bytes:
     """Return a filter that makes each of ``calls`` fail with its error number.
 
     Some calls fail only with harmful arguments (``_unless_harmless``). In ``seccomp_data``, the
     number of the call is at offset 0, the machine at 4, the arguments from 16.
     """
-    machine = machine or platform.machine()
     _column, audit_arch = _MACHINES[machine]
     instructions: list[Instruction] = [
         (_LOAD, 0, 0, 4),

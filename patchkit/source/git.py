@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import os
 import re
 import tempfile
@@ -151,15 +153,12 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
 
 def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
     """Return path → URL for the submodules in .gitmodules."""
-    blob = f"--blob={commit}:.gitmodules"
-    pattern = r"^submodule\..*\.(path|url)$"
-    output = _call_git(repository, "config", blob, "-z", "--get-regexp", pattern).output
-    settings: dict[str, dict[str, str]] = {}
-    for entry in filter(None, output.split("\0")):
-        key, _, value = entry.partition("\n")
-        name, _, field = key.rpartition(".")
-        settings.setdefault(name, {})[field] = value
-    return {row["path"]: row["url"] for row in settings.values() if len(row) == 2}
+    parser = configparser.RawConfigParser(strict=False)
+    blob = f"{commit}:.gitmodules"
+    with contextlib.suppress(configparser.Error):  # then the URL of each is missing
+        parser.read_string(_call_git(repository, "cat-file", "blob", blob).output)
+    rows = [row for row in parser.values() if {"path", "url"} <= row.keys()]
+    return {row["path"]: row["url"] for row in rows}
 
 
 def read_blob(root: Path, blob: str) -> str:

@@ -16,7 +16,6 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from io import BufferedIOBase
 from pathlib import Path
 
 import lz4.block  # type: ignore[import-untyped]
@@ -71,59 +70,6 @@ class Ptx:
         return {match[1].decode() for match in _ENTRY_POINT.finditer(self.text)}
 
 
-def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
-    """Read a PTX entry and decompress it.
-
-    Raises SourceError if the entry is damaged; the error calls the file ``name``.
-    """
-
-    def check_that(holds: bool, complaint: str) -> None:
-        if not holds:
-            raise damaged(name, f"the device code at byte {entry.offset}: {complaint}")
-
-    stream.seek(entry.offset)
-    data = stream.read(entry.size)
-    check_that(
-        entry.kind == "ptx" and len(data) == entry.size,
-        "it is no PTX, or cut off",
-    )
-    _, _, header, size, packed, pair, *_ = ENTRY.unpack_from(data)
-    check_that(packed <= size, "its sizes contradict each other")
-    payload = data[header : header + packed]
-    try:
-        match entry.compression:
-            case "zstd":
-                # zstandard would allocate a size in the frame in spite of max_output_size.
-                frame = zstandard.get_frame_parameters(payload).content_size
-                sizes = (entry.unpacked_size, zstandard.CONTENTSIZE_UNKNOWN)
-                check_that(frame in sizes, "its sizes contradict each other")
-                reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-                text = reader.decompress(payload, max_output_size=entry.unpacked_size)
-            case "lz4":
-                text = lz4.block.decompress(
-                    payload, uncompressed_size=entry.unpacked_size
-                )
-            case _:
-                text = data[header:]
-    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
-        raise damaged(name, f"the PTX at byte {entry.offset}: {error}") from None
-    check_that(len(text) == entry.unpacked_size, "its sizes contradict each other")
-
-    # The text ends with NULs, which ptxas does not accept.
-    text = text.rstrip(b"\0")
-    check_that(b".target" in text and b"\0" not in text, "it is not the text of PTX")
-
-    options = b""
-    if pair + _PAIR.size <= header:
-        place, length = _PAIR.unpack_from(data, pair)
-        check_that(place + length <= header, "its options end behind its header")
-        check_that(length <= _MOST_OPTIONS, f"it has {length} bytes of options")
-        options = data[place : place + length]
-    # -maxrregcount=32 is also written as two words.
-    words = options.decode(errors="replace").replace("=", " ").split()
-    return Ptx(text=text, options=tuple(words))
-
-
 @frozen
 class Job:
     """A fat binary to assemble: the ``entry`` with its PTX, in the file ``path``.
@@ -169,9 +115,63 @@ class Job:
         )
 
     def read_ptx(self) -> Ptx:
-        """Read the PTX of the entry. Raises SourceError if it is damaged."""
+        """Read the PTX of the entry and decompress it. Raises SourceError if it is damaged."""
+        entry = self.entry
+
+        def check_that(holds: bool, complaint: str) -> None:
+            if not holds:
+                raise damaged(
+                    self.name, f"the device code at byte {entry.offset}: {complaint}"
+                )
+
         with self.path.open("rb") as stream:
-            return read_ptx(stream, self.entry, self.name)
+            stream.seek(entry.offset)
+            data = stream.read(entry.size)
+        check_that(
+            entry.kind == "ptx" and len(data) == entry.size,
+            "it is no PTX, or cut off",
+        )
+        _, _, header, size, packed, pair, *_ = ENTRY.unpack_from(data)
+        check_that(packed <= size, "its sizes contradict each other")
+        payload = data[header : header + packed]
+        try:
+            match entry.compression:
+                case "zstd":
+                    # zstandard would allocate a size in the frame in spite of max_output_size.
+                    frame = zstandard.get_frame_parameters(payload).content_size
+                    sizes = (entry.unpacked_size, zstandard.CONTENTSIZE_UNKNOWN)
+                    check_that(frame in sizes, "its sizes contradict each other")
+                    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+                    text = reader.decompress(
+                        payload, max_output_size=entry.unpacked_size
+                    )
+                case "lz4":
+                    text = lz4.block.decompress(
+                        payload, uncompressed_size=entry.unpacked_size
+                    )
+                case _:
+                    text = data[header:]
+        except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+            raise damaged(
+                self.name, f"the PTX at byte {entry.offset}: {error}"
+            ) from None
+        check_that(len(text) == entry.unpacked_size, "its sizes contradict each other")
+
+        # The text ends with NULs, which ptxas does not accept.
+        text = text.rstrip(b"\0")
+        check_that(
+            b".target" in text and b"\0" not in text, "it is not the text of PTX"
+        )
+
+        options = b""
+        if pair + _PAIR.size <= header:
+            place, length = _PAIR.unpack_from(data, pair)
+            check_that(place + length <= header, "its options end behind its header")
+            check_that(length <= _MOST_OPTIONS, f"it has {length} bytes of options")
+            options = data[place : place + length]
+        # -maxrregcount=32 is also written as two words.
+        words = options.decode(errors="replace").replace("=", " ").split()
+        return Ptx(text=text, options=tuple(words))
 
 
 @frozen

@@ -25,7 +25,7 @@ from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.inspect import inspect_file, jit_entries
 from patchkit.wheel.native import schedule
-from patchkit.wheel.native.assemble import Job, Task, read_ptx
+from patchkit.wheel.native.assemble import Job, Task
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
@@ -219,8 +219,8 @@ def frame_of(size):
 )
 def test_ptx_has_the_size_that_its_header_says(tmp_path, flags, packed, plain):
     job = job_for(tmp_path, text=packed, flags=flags, plain=plain)
-    with job.path.open("rb") as stream, pytest.raises(SourceError, match=r"^lib\.so"):
-        read_ptx(stream, job.entry, "lib.so")
+    with pytest.raises(SourceError, match=r"^lib\.so"):
+        job.read_ptx()
 
 
 def assemble_one(assembler, job):
