@@ -204,7 +204,8 @@ def _equal_runs(nodes: Iterable[cst.CSTNode], code: str) -> list[Sequence[cst.CS
         case _:
             for node in nodes:
                 if isinstance(node, cst.Module | cst.IndentedBlock):
-                    runs += _windows(node.body, len(pattern))
+                    starts = range(len(node.body) - len(pattern) + 1)
+                    runs += (node.body[i : i + len(pattern)] for i in starts)
 
     # Shapes by ast.dump ignore quotes, parentheses and blank space. The kinds of nodes are compared
     # first, which is much cheaper.
@@ -213,13 +214,6 @@ def _equal_runs(nodes: Iterable[cst.CSTNode], code: str) -> list[Sequence[cst.CS
     shape = _syntax_shape(code)
     written = cst.Module(body=[]).code_for_node
     return [run for run in alike if _syntax_shape("".join(map(written, run))) == shape]
-
-
-def _windows(
-    body: Sequence[cst.CSTNode], length: int
-) -> Iterator[Sequence[cst.CSTNode]]:
-    for start in range(len(body) - length + 1):
-        yield body[start : start + length]
 
 
 def _syntax_shape(code: str) -> str | None:

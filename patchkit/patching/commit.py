@@ -91,8 +91,9 @@ def commit_plan(
 
     # A pristine file is written if it goes back to upstream's text.
     sources = {*texts, *libraries, *tree.pristine}
-    named = [path for path in written if path in sources]
-    shown = [path for path in named if not path.endswith("/RECORD")]
+    shown = [
+        path for path in written if path in sources and not path.endswith("/RECORD")
+    ]
     return Applied(
         verdicts=verdicts,
         proofs=proofs,

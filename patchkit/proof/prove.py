@@ -23,8 +23,15 @@ def prove(plan: Plan) -> tuple[str, ...]:
         if path.endswith(".py"):
             parsed(path, after)
     for verdict in plan.verdicts:
-        if verdict.edits:
-            _check_recognised(verdict.fix, plan)
+        if not verdict.edits:
+            continue
+
+        observation = verdict.fix.look(plan.patched, plan.request)
+        if observation.state is not State.APPLIED:
+            raise ProofError(
+                f"{verdict.fix.id} does not recognise its own result: {observation.reason}",
+                hint="please report this with the version",
+            )
 
     # Make all cases first, so that a wrong edit is found before any upstream code runs.
     cases = list(_cases_of(plan))
@@ -34,15 +41,6 @@ def prove(plan: Plan) -> tuple[str, ...]:
             with explain_failure(fix):
                 proofs.append(fix.prove(case))
     return tuple(proofs)
-
-
-def _check_recognised(fix: Fix, plan: Plan) -> None:
-    observation = fix.look(plan.patched, plan.request)
-    if observation.state is not State.APPLIED:
-        raise ProofError(
-            f"{fix.id} does not recognise its own result: {observation.reason}",
-            hint="please report this with the version",
-        )
 
 
 def _cases_of(plan: Plan) -> Iterator[tuple[Fix, Case]]:

@@ -55,17 +55,13 @@ def permitted() -> Iterator[None]:
         _permitted = before
 
 
-def execute(
-    code: CodeType,
-    names: dict[str, Any],
-    space: dict[str, Any] | None = None,
-) -> None:
+def execute(code: CodeType, names: dict[str, Any]) -> None:
     """Run a piece of upstream's code. Raises RuntimeError outside ``permitted``."""
     if not _permitted:
         raise RuntimeError(
             f"{code.co_filename}: is upstream's, and runs through questions.ask alone"
         )
-    exec(code, names, space)  # noqa: S102
+    exec(code, names)  # noqa: S102
 
 
 def place(error: BaseException) -> str:

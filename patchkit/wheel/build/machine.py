@@ -74,7 +74,7 @@ def plan_vllm(
     locked_requirements(needs.torch, requirements)
     across = machine if machine != platform.machine() else ""
     lacks = missing_needs(needs, find_cxx(machine), across)
-    return BuildPlan(title=f"vLLM {version}", missing=(*lacks, *missing_tools()))
+    return BuildPlan(title=f"vLLM {version}", missing=(*lacks, *missing_tools(machine)))
 
 
 def missing_needs(
@@ -84,8 +84,8 @@ def missing_needs(
 ) -> Iterator[Finding]:
     """Yield a finding for each thing that this machine lacks for a build.
 
-    ``cxx`` is the C++ compiler, None if there is none. ``across`` names the CPU to build for if it
-    is not the CPU of this machine.
+    ``cxx`` is the C++ compiler, None if there is none, which ``missing_tools`` tells. ``across``
+    names the CPU to build for if it is not the CPU of this machine.
     """
     yield from _python_lacks(needs)
     yield from _compiler_lacks(needs, cxx, across)
@@ -117,28 +117,16 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
     # If the release names no GCC, the oldest GCC with -std=c++20.
     default = "10" if needs.standard >= 20 else ""
     oldest = needs.gcc or default
-    major = oldest.partition(".")[0]
-
-    supply = "apt install g++"
-    if major:
-        supply += f"-{major}"
-    if across:
-        supply += f"-{across.replace('_', '-')}-linux-gnu"
-
-    if cxx is None:
-        cpu = f" for {across}" if across else ""
-        yield _lack(f"no C++ compiler{cpu}", supply)
-        return
-
-    version = _gcc_version(cxx)
+    version = _gcc_version(cxx) if cxx else None
     # The release checks the version of GCC only, not of other compilers.
     if not version or not oldest or version >= Version(oldest):
         return
 
-    compiler = f"g++-{major}"
+    compiler = f"g++-{oldest.partition('.')[0]}"
+    supply = f"apt install {compiler}"
     if across:
+        supply += f"-{across.replace('_', '-')}-linux-gnu ({_HAVE_GCC_13})"
         compiler = f"{across}-linux-gnu-{compiler}"
-        supply += f" ({_HAVE_GCC_13})"
     yield _lack(
         f"{cxx} is GCC {version}; "
         f"the release takes C++{needs.standard}, GCC {oldest} or later",

@@ -121,11 +121,11 @@ def check_toolchain(
         )
 
 
-def missing_tools(machine: str = "") -> Iterator[Finding]:
+def missing_tools(machine: str) -> Iterator[Finding]:
     """Yield a finding for each program that a build needs and this machine lacks.
 
-    With ``machine``, this includes the C++ compiler for that CPU. Missing Python libraries of the
-    extra ``build`` are only a note: a plan does not need them, and a build checks them first.
+    This includes the C++ compiler for the CPU ``machine``. Missing Python libraries of the extra
+    ``build`` are only a note: a plan does not need them, and a build checks them first.
     """
     if libraries := lacking(BUILD):
         error = missing_libraries(libraries, "build")
@@ -136,7 +136,7 @@ def missing_tools(machine: str = "") -> Iterator[Finding]:
         if shutil.which(tool) is None:
             yield _missing_tool(tool, tool)
 
-    if machine and find_cxx(machine) is None:
+    if find_cxx(machine) is None:
         yield _missing_cxx(machine)
 
 

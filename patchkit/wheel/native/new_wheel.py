@@ -75,19 +75,15 @@ def write_native_wheel(
         new = dest / made.filename
         written = folder / new.name
         rewrite_wheel(wheel, written, made.members, report("Writing"))
-        _place_file(written, new)
+        with written.open("rb") as stream, translated(at=new):
+            new.parent.mkdir(parents=True, exist_ok=True)
+            if new.exists():
+                raise UsageError(
+                    f"{new}: is there already",
+                    hint="name another folder with --output",
+                )
+
+            with replacing(new) as sink:
+                shutil.copyfileobj(stream, sink)
 
     return NewFile(path=new, libraries=native.libraries)
-
-
-def _place_file(written: Path, new: Path) -> None:
-    with written.open("rb") as stream, translated(at=new):
-        new.parent.mkdir(parents=True, exist_ok=True)
-        if new.exists():
-            raise UsageError(
-                f"{new}: is there already",
-                hint="name another folder with --output",
-            )
-
-        with replacing(new) as sink:
-            shutil.copyfileobj(stream, sink)

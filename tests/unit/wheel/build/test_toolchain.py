@@ -147,8 +147,6 @@ def test_another_cpu_takes_the_compiler_for_it(tmp_path):
     said = "\n".join(said_of(needed, gcc(tmp_path, "12.2.0"), across="aarch64"))
     assert "apt install g++-13-aarch64-linux-gnu (Debian 13, Ubuntu 24.04)" in said
     assert "then CXX=aarch64-linux-gnu-g++-13" in said
-    said = "\n".join(said_of(needed, None, across="aarch64"))
-    assert "no C++ compiler for aarch64: apt install g++-13-aarch64-linux-gnu" in said
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
@@ -161,8 +159,6 @@ def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
         in said
     )
     assert "no program `patch`: apt install patch" in said
-    said = "\n".join(said_of(HARD, None))
-    assert "no C++ compiler: apt install g++-11" in said
 
 
 @pytest.mark.parametrize(
