@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Mapping, Sequence
 
 from patchkit.edit.splice import git_diff
 from patchkit.patching.fix import Fix
-from patchkit.patching.recipe import Recipe, Support, SupportLevel
+from patchkit.patching.recipe import Recipe, Support
 from patchkit.source.releases import load_facts
 from tools.markdown import MADE_OF_RECIPE, table
 from tools.release_page import release_page
 
-Row = Mapping[str, SupportLevel]
+
+class SupportLevel(enum.StrEnum):
+    """How much a release needs a fix, or why it does not need it."""
+
+    REQUIRED = "required"
+    RECOMMENDED = "recommended"
+    OPTIONAL = "optional"
+    UPSTREAM = "upstream"
+    NOT_APPLICABLE = "not-applicable"
+
+
+Row = Mapping[str, str]
 """release → level, oldest first"""
 
 _SIGNS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.plan import Plan, make_plan
-from patchkit.patching.recipe import SupportLevel, load_recipe
+from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.runtime.rules.presets import load_choices
@@ -18,6 +18,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
 from patchkit.source.releases import read_lock
 from patchkit.target import targets
+from tools.catalogue import SupportLevel
 from tools.model_recipes import read_recipes
 from tools.release_values import read_choices, read_names, read_values
 

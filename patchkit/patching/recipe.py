@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -153,17 +152,7 @@ def load_recipes() -> tuple[Recipe, ...]:
     return tuple(map(load_recipe, projects()))
 
 
-class SupportLevel(enum.StrEnum):
-    """How much a release needs a fix, or why it does not need it."""
-
-    REQUIRED = "required"
-    RECOMMENDED = "recommended"
-    OPTIONAL = "optional"
-    UPSTREAM = "upstream"
-    NOT_APPLICABLE = "not-applicable"
-
-
-Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]
+Support = Mapping[str, Mapping[str, Mapping[str, str]]]
 """Id of a fix → arch mode → release → level of support."""
 
 
@@ -174,7 +163,7 @@ def load_support(project: str) -> Support:
     if not place.is_file():
         return {}
     text = place.read_text(encoding="utf-8")
-    return read_json(dict[str, dict[str, dict[str, SupportLevel]]], text)
+    return read_json(dict[str, dict[str, dict[str, str]]], text)
 
 
 @frozen

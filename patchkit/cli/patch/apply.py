@@ -33,7 +33,6 @@ from patchkit.cli.out import (
     tell,
 )
 from patchkit.cli.patch.verdict_view import (
-    diff_blocks,
     proof_lines,
     tree_blocks,
     verdict_fields,
@@ -363,7 +362,7 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
                 "diff": diff,
             }
         )
-        yield from diff_blocks(diff)
+        yield Data(diff)
 
 
 @click.command

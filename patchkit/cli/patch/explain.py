@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from patchkit.cli.out import bold, dim, record_fields
-from patchkit.cli.patch.verdict_view import diff_blocks
-from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
+from patchkit.cli.render import Blocks, Data, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -173,7 +172,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
 
     for row in diffs:
         yield bold("Before and after") + f", as in {row['version']}"
-        yield from diff_blocks(row["diff"])
+        yield Data(row["diff"])
 
 
 def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:

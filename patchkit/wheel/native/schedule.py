@@ -116,39 +116,35 @@ def _make_all(
 class _Reckoning:
     """Estimate how many bytes of PTX are done: those of finished jobs, and a share of running ones.
 
-    The speed of a core comes from ``recipes/toolchain.toml`` until a job of this run has ended.
+    The speed of a core comes from ``recipes/toolchain.toml``.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._begins: dict[Job, float] = {}
-        self._bytes = 0
-        self._seconds = 0.0
+        self._finished = 0
 
     @contextlib.contextmanager
     def running(self, job: Job) -> Iterator[None]:
-        began = time.monotonic()
         with self._lock:
-            self._begins[job] = began
+            self._begins[job] = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
                 del self._begins[job]
-                self._bytes += job.size
-                self._seconds += time.monotonic() - began
+                self._finished += job.size
 
     @property
     def done(self) -> int:
         now = time.monotonic()
+        pace = ptxas_figures().seconds / 1e6
         with self._lock:
-            measured = self._seconds / self._bytes if self._bytes else 0.0
-            pace = measured or ptxas_figures().seconds / 1e6
             shares = (
                 min((now - began) / pace, _OVERDUE * job.size)
                 for job, began in self._begins.items()
             )
-            return self._bytes + int(sum(shares))
+            return self._finished + int(sum(shares))
 
 
 class _Memory:

@@ -7,10 +7,11 @@ import pytest
 from packaging.version import Version
 
 from patchkit.apply import apply, plan_for, revert
-from patchkit.patching.recipe import SupportLevel, load_support
+from patchkit.patching.recipe import load_support
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
 from support.selection import DAILY, WHOLE, in_turns
+from tools.catalogue import SupportLevel
 
 pytestmark = pytest.mark.releases
 STATES = {

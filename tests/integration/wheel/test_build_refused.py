@@ -121,7 +121,7 @@ def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, nothing, tmp_pa
         done = cli(*words, env=nowhere, rc=9)
         assert title in done.stdout
         shown = re.sub(r"(\n  why: .*)?\n  next:  ", ": ", done.stdout)
-        assert words is nccl or "✗ no C++ compiler: apt install g++-11\n" in shown
+        assert "✗ g++ is not on this machine: apt install g++\n" in shown
         for name in ("bash", "make", "python3"):
             assert f"✗ {name} is not on this machine: apt install {name}\n" in shown
         data = json.loads(cli(*words, "--json", env=nowhere, rc=9).stdout)

@@ -13,12 +13,12 @@ from packaging.specifiers import SpecifierSet
 from patchkit.cli.patch.apply import fixes_command
 from patchkit.finding import Established
 from patchkit.patching.recipe import (
-    SupportLevel,
     load_claims,
     load_recipe,
     load_recipes,
     load_support,
 )
+from tools.catalogue import SupportLevel
 
 RECIPE = load_recipe("vllm")
 CLAIMS = load_claims("vllm")
