@@ -99,7 +99,7 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
     """Return the runs of releases that have the same level in every row."""
     runs: list[list[str]] = []
     for release in rows[0]:
-        if runs and all(row[runs[-1][0]] is row[release] for row in rows):
+        if runs and all(row[runs[-1][0]] == row[release] for row in rows):
             runs[-1].append(release)
         else:
             runs.append([release])
@@ -113,7 +113,7 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
     # The runs of one level: "required 0.11.1-0.22.1, upstream 0.23.0-0.33.0".
     levels = [
         f"- {_TITLES[mode]}: "
-        + ", ".join(f"{row[run[0]].value} {_span(run)}" for run in _columns([row]))
+        + ", ".join(f"{row[run[0]]} {_span(run)}" for run in _columns([row]))
         for mode, row in modes.items()
     ]
     parts = [

@@ -74,14 +74,18 @@ def find_origin(
 
     path = Path(spec)
     if path.is_dir():
-        origin = _take_folder(path, project, sha256)
+        if sha256 is not None:
+            raise UsageError(f"{path} is a folder; --sha256 is for an archive")
+        version = detect(path, project).version
+        identity = f"tree:sha256:{tree_digest(path.resolve())}"
+        origin = SourceOrigin(path=path, version=version, identity=identity)
     elif path.is_file():
         origin = _take_archive(path, sha256, project)
     elif source := parse_git(spec):
         origin = _take_commit(source, project, offline=offline)
-    elif version := named_release(spec, project):
-        check(version)
-        origin = _take_release(version, project, offline=offline)
+    elif release := named_release(spec, project):
+        check(release)
+        origin = _take_release(release, project, offline=offline)
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
@@ -99,16 +103,6 @@ def require_sha256(text: str) -> None:
             f"{text!r} is not a sha256",
             hint="64 lower-case hex digits, as sha256sum prints them",
         )
-
-
-def _take_folder(path: Path, project: str, sha256: str | None) -> SourceOrigin:
-    if sha256 is not None:
-        raise UsageError(f"{path} is a folder; --sha256 is for an archive")
-    return SourceOrigin(
-        path=path,
-        version=detect(path, project).version,
-        identity=f"tree:sha256:{tree_digest(path.resolve())}",
-    )
 
 
 def _take_archive(path: Path, sha256: str | None, project: str) -> SourceOrigin:

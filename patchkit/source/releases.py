@@ -92,13 +92,10 @@ class LockEntry:
 def read_lock(path: Path) -> dict[str, LockEntry]:
     """Return version → entry of a lock of sdists.
 
-    Raises SourceError, naming the file and the key, if it is malformed or has a version twice.
+    Raises SourceError, naming the file and the key, if it is malformed.
     """
     rows = read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist")
-    entries = {entry.version: entry for entry in rows}
-    if len(entries) < len(rows):
-        raise SourceError(f"{path}: a version is there twice")
-    return entries
+    return {entry.version: entry for entry in rows}
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
@@ -109,10 +106,7 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
     cpus: dict[str, dict[str, LockEntry]] = {}
     for entry in read_toml(tuple[LockEntry, ...], path, SourceError, key="wheel"):
         for cpu in wheel_cpus(entry.filename):
-            entries = cpus.setdefault(cpu, {})
-            if entry.version in entries:
-                raise SourceError(f"{path}: a version is there twice")
-            entries[entry.version] = entry
+            cpus.setdefault(cpu, {})[entry.version] = entry
     return cpus
 
 

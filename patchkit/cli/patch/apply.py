@@ -337,9 +337,8 @@ def _fix_row(fix: Fix) -> Row:
         limits = f" ({need.limits})" if need.limits else ""
         texts.append(f"{need.severity.value} {need.versions}{limits}")
 
-    emphasis = {"bold": True} if texts else {"dim": True}
     return (
-        style(fix.id, **emphasis),
+        bold(fix.id),
         fix.title,
         ", ".join(texts) or "not needed",
     )
@@ -485,7 +484,7 @@ def _group_row(stock: Group, patched: Group, load: Load) -> Row:
         style(str(load), **styles),
         style(";".join(patched.archs) or "-", **styles),
         dim(";".join(stock.archs) or "-"),
-        style(patched.name, dim=None if patched.archs else True),
-        dim(patched.where),
+        patched.name,
+        patched.where,
         " ".join(patched.switches),
     )

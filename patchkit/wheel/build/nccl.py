@@ -96,7 +96,12 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         check_toolchain(order.toolchain, order.gencode, staged, env)
 
         source = staged / "source"
-        _copy_nccl(order.origin.path, source)
+        if order.origin.path.is_dir():
+            # Without git's history and earlier objects: the facts have a digest of the whole tree.
+            aside = shutil.ignore_patterns(".git", "build")
+            shutil.copytree(order.origin.path, source, symlinks=True, ignore=aside)
+        else:
+            unpack(order.origin.path, source)
         facts = _patch_source(order, source)
 
         with work_folder(
@@ -120,15 +125,6 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
                 binaries=binaries,
                 log=root / "log.txt",
             )
-
-
-def _copy_nccl(origin: Path, source: Path) -> None:
-    if origin.is_dir():
-        # Without git's history and earlier objects: the facts have a digest of the whole tree.
-        aside = shutil.ignore_patterns(".git", "build")
-        shutil.copytree(origin, source, symlinks=True, ignore=aside)
-    else:
-        unpack(origin, source)
 
 
 def _patch_source(order: NcclOrder, source: Path) -> Facts:

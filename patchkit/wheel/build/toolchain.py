@@ -141,12 +141,10 @@ def missing_tools(machine: str) -> Iterator[Finding]:
 
 
 def _missing_cxx(machine: str) -> Finding:
+    package = "g++"
     if machine != platform.machine():
         package = f"g++-{machine.replace('_', '-')}-linux-gnu"
-        return _missing_tool(f"{machine}-linux-gnu-g++", package)
-    if name := os.environ.get("CXX"):
-        return _missing_tool(f"CXX names {name!r}, which", "g++")
-    return _missing_tool("g++", "g++")
+    return _missing_tool(_cxx_name(machine), package)
 
 
 def _missing_tool(tool: str, package: str) -> Finding:
@@ -160,21 +158,22 @@ def _missing_tool(tool: str, package: str) -> Finding:
 
 
 def find_cxx(machine: str) -> Path | None:
-    """Return the path of the C++ compiler for a CPU, None if there is none.
+    """Return the path of the C++ compiler for a CPU, None if there is none."""
+    path = shutil.which(_cxx_name(machine))
+    return Path(path).absolute() if path else None
 
-    It is the compiler that CXX names, or else the distribution's. If the CPU is not that of this
-    machine, CXX is ignored unless it names a compiler for that CPU.
+
+def _cxx_name(machine: str) -> str:
+    """Return the name of the compiler that CXX names, or else of the distribution's.
+
+    If the CPU is not that of this machine, CXX is ignored unless it names a compiler for that CPU.
     """
     named = os.environ.get("CXX", "")
     if machine == platform.machine():
-        name = named or "g++"
-    elif named and attempt(named, "-dumpmachine").output.startswith(machine):
-        name = named
-    else:
-        name = f"{machine}-linux-gnu-g++"
-
-    path = shutil.which(name)
-    return Path(path).absolute() if path else None
+        return named or "g++"
+    if named and attempt(named, "-dumpmachine").output.startswith(machine):
+        return named
+    return f"{machine}-linux-gnu-g++"
 
 
 @frozen
