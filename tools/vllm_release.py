@@ -264,10 +264,10 @@ def _text(path: Path) -> str:
 def _levels(before: str, version: str) -> Iterator[Decision]:
     for fix, modes in load_support("vllm").items():
         for mode, row in modes.items():
-            if row[before] is not row[version]:
+            if row[before] != row[version]:
                 yield Decision(
                     file=f"recipes/vllm/fixes/{fix}.py",
-                    says=f"{mode}: {row[before].value} in {before}, {row[version].value} in "
+                    says=f"{mode}: {row[before]} in {before}, {row[version]} in "
                     f"{version}: is that so, and do `needs` and `upstream` say it?",
                 )
 
