@@ -129,9 +129,7 @@ def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release):
     rows = [r for r in read_rows(ARCHS) if (r["release"], r["arch"]) == (version, arch)]
     plan = proved(release(version), arch)
     assert arch_rows(plan) == rows
-    needed = {
-        fix: modes[arch][version].value for fix, modes in load_support("vllm").items()
-    }
+    needed = {fix: modes[arch][version] for fix, modes in load_support("vllm").items()}
     assert {v.fix.id: support_of(v).value for v in plan.verdicts} == needed
 
 
