@@ -235,10 +235,8 @@ def _judge_journals(
     if lines:
         yield from _judge_lines(lines, started, facts_for_causes(head))
 
-    for report in started if len(reports) > 1 and lines else ():
-        texts = (line.text for node, line in lines if node == report.node)
-        variables = report.env.variables if report.env else {}
-        yield from nccl_findings(report.node, read_nccl(texts), variables)
+    if lines and len(reports) > 1:
+        yield from _judge_nccl(started, lines)
 
 
 def _judge_lines(
@@ -261,6 +259,16 @@ def _judge_lines(
             about="log",
             what=f"{count} lines of the journal: nothing that is known",
         )
+
+
+def _judge_nccl(
+    reports: Sequence[NodeReport],
+    lines: Sequence[tuple[str, JournalLine]],
+) -> Iterator[Finding]:
+    for report in reports:
+        texts = (line.text for node, line in lines if node == report.node)
+        variables = report.env.variables if report.env else {}
+        yield from nccl_findings(report.node, read_nccl(texts), variables)
 
 
 # The answers of the nodes about themselves, side by side, and then about the others
