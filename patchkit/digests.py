@@ -33,7 +33,9 @@ def sha256_of(path: Path) -> str:
 
 
 def sha256_if_readable(path: Path) -> str:
-    """Return the SHA-256 of a file as hex, "" if it cannot be read."""
+    """Return the SHA-256 of a file as hex, "" if it is no file, or cannot be read."""
+    if not path.is_file():  # to open a pipe would wait for a writer
+        return ""
     try:
         return sha256_of(path)
     except StorageError:

@@ -18,6 +18,8 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
+# Files of .dist-info that have no digest in RECORD (PEP 427).
+_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @frozen
@@ -149,17 +151,18 @@ def _check_identity(wheel: WheelFile) -> Iterator[str]:
 
 
 def _check_record(wheel: WheelFile) -> Iterator[str]:
-    record = f"{wheel.dist_info}/RECORD"
-    rows = wheel.record(record)
+    home = wheel.dist_info
+    rows = wheel.record(f"{home}/RECORD")
+    unsigned = {f"{home}/{file}" for file in _UNSIGNED}
     for path in wheel.members:
-        if path not in rows and path != record:
+        if path not in rows and path not in unsigned:
             yield f"{path}: is not in RECORD"
 
     for member, (digest, size) in rows.items():
         info = wheel.members.get(member)
         if info is None:
             yield f"{member}: is in RECORD only"
-        elif member == record:
+        elif member in unsigned:
             continue
         elif not digest.startswith("sha256="):
             yield f"{member}: has no sha256 in RECORD"

@@ -133,7 +133,8 @@ def test_a_models_files(tmp_path):
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        ('{"architectures": ["A", 5, "B"]}', ("A", "B")),
+        ('{"architectures": ["A", "B"]}', ("A", "B")),
+        ('{"architectures": ["A", 5]}', ()),
         ('{"architectures": "A"}', ()),
         ("[]", ()),
         ("{", ()),

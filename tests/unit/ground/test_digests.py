@@ -1,10 +1,11 @@
 """What a folder is known by: everything in it that is upstream's, and nothing else."""
 
+import os
 import shutil
 
 import pytest
 
-from patchkit.digests import tree_digest
+from patchkit.digests import sha256_if_readable, tree_digest
 from support import write_files
 
 
@@ -39,3 +40,8 @@ def test_what_is_not_upstreams_does_not_count(folder, tmp_path):
     assert tree_digest(copy) == before
     write_files(copy, {"deps/x": ""})
     assert tree_digest(copy) != before
+
+
+def test_a_pipe_has_no_digest_and_nobody_waits_for_it(tmp_path):
+    os.mkfifo(tmp_path / "wheel")
+    assert sha256_if_readable(tmp_path / "wheel") == ""

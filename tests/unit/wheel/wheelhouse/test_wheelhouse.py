@@ -171,6 +171,13 @@ def test_a_wheel_that_is_not_as_its_record_says(change, fault, house, made):
     assert contents(house) == {}
 
 
+def test_a_signed_wheel_has_no_fault(made):
+    def sign(members, home):
+        members[f"{home}/RECORD.jws"] = b"{}"
+
+    assert list(find_faults(made(STOCK, change=sign))) == []
+
+
 # verify and prune
 
 
