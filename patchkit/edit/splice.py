@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from patchkit.errors import AbsentError, DriftError, MissingError
+from patchkit.frozen import positional
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Edit:
     """A replacement of ``text[start:stop]`` in the file ``path`` (POSIX, relative to the tree).
 

@@ -11,10 +11,11 @@ import json
 import os
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import ProofError, StorageError, translated
+from patchkit.frozen import positional
 from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
@@ -32,7 +33,7 @@ _NO_CALL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Traced:
     """One call in CMake's trace.
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Literal
 
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.presets import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
@@ -36,7 +36,7 @@ _GAP = r"[\s\S]{0,500}?"
 _PART = re.compile(r"\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)")
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class TextPattern:
     """A text to look for, as a regular ``expression``.
 

@@ -50,7 +50,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Word:
     """A word of a command, without quotes, and the line where it begins."""
 
@@ -101,7 +101,7 @@ class Image:
         return name, ""
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Assignment:
     """A variable that is set.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from patchkit.frozen import positional
 from patchkit.runtime.check.content import Word
 
 _PIECE = re.compile(
@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
 _MOST_ENDLESS = 50
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Statement:
     """A command. ``is_indented`` says that its line is, as in a branch or a function."""
 
@@ -40,7 +40,7 @@ class Statement:
     is_indented: bool
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _Piece:
     kind: str
     text: str

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
+
+from patchkit.frozen import positional
 
 _SUFFIX = ".dist-info"
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class Owner:
     """A distribution, and the file that it has installed."""
 

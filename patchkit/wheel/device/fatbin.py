@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from patchkit.elf import Section, damaged
+from patchkit.frozen import positional
 from patchkit.target import Arch, Load, Target, find_load, find_ptx_load
 
 CONTAINER = struct.Struct("<IHHQ")
@@ -110,7 +111,7 @@ def read_entries(
     return tuple(entries)
 
 
-@dataclass(frozen=True, slots=True)
+@positional
 class _SectionReader:
     stream: BufferedIOBase
     section: Section
