@@ -111,7 +111,7 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
 
 
 # Cached, since several fixes and proofs read the same build files.
-@lru_cache(maxsize=64)
+@lru_cache
 def commands(text: str, path: str = "<cmake>") -> tuple[Command, ...]:
     """Return all commands in order.
 
