@@ -127,6 +127,24 @@ def _release_folder(spec: str, project: str) -> Path | None:
     return folder
 
 
+def patched_tree(spec: str, project: str) -> Path:
+    """Return the folder of a patched tree; ``spec`` is its path, or a release.
+
+    Raises UsageError if a release has no folder below build/.
+    """
+    folder = _release_folder(spec, project)
+    if folder is None:
+        return Path(spec)
+
+    if not folder.is_dir():
+        raise UsageError(
+            f"{spec}: nothing of it is patched in {folder}",
+            why="apply was run in another folder, or not at all",
+            hint="name the folder that apply named: patchkit revert FOLDER",
+        )
+    return folder
+
+
 def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     """Return the verified archive, in the cache, of a release such as ``vllm==X.Y.Z``.
 

@@ -78,6 +78,7 @@ from patchkit.source.resolve import (
     SourceOptions,
     fetch_release,
     lock_release,
+    patched_tree,
 )
 from patchkit.target import DEFAULT_TARGET, Load, best_load
 
@@ -395,9 +396,10 @@ def fetch_command(release: str, lock: bool, offline: bool) -> Blocks:
 def revert_command(source: SourceOptions, force: bool) -> Blocks:
     """Put back what upstream shipped, byte by byte.
 
-    SOURCE is the folder. Refuses, and names the file, if a patched file was edited since.
+    SOURCE is the folder, or the release that `apply` unpacked and patched below build/. Refuses,
+    and names the file, if a patched file was edited since.
     """
-    path = Path(source.spec)
+    path = patched_tree(source.spec, source.project)
     if force:
         yield from _forced_blocks(path, source.project)
         return
