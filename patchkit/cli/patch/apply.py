@@ -33,6 +33,7 @@ from patchkit.cli.out import (
     tell,
 )
 from patchkit.cli.patch.verdict_view import (
+    diff_blocks,
     proof_lines,
     tree_blocks,
     verdict_fields,
@@ -362,7 +363,7 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
                 "diff": diff,
             }
         )
-        yield Data(diff)
+        yield from diff_blocks(diff)
 
 
 @click.command

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from patchkit.cli.out import bold, dim, record_fields
-from patchkit.cli.render import Blocks, Data, Lines, Record, Row, rendered, section
+from patchkit.cli.patch.verdict_view import diff_blocks
+from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -172,7 +173,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
 
     for row in diffs:
         yield bold("Before and after") + f", as in {row['version']}"
-        yield Data(row["diff"])
+        yield from diff_blocks(row["diff"])
 
 
 def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from patchkit.cli.out import Shown, bold, dim, style, table
+from patchkit.cli.out import LaidOut, Shown, bold, colour, dim, style, table
 from patchkit.cli.render import (
     BAD,
     Blocks,
+    Data,
     Fields,
     Lines,
     Record,
@@ -42,6 +44,11 @@ _LISTED = [
 ]
 # States in which the severity of a fix does not matter.
 _UNSEVERE = (State.UPSTREAM, State.NOT_APPLICABLE)
+_DIFF_STYLES: Mapping[str, _Style] = {
+    "+": {"fg": "green"},
+    "-": {"fg": "red"},
+    "@": {"fg": "cyan"},
+}
 
 
 def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
@@ -125,11 +132,12 @@ def _verdict_row(verdict: Verdict) -> Row:
     if verdict.severity and verdict.state not in _UNSEVERE:
         severity = verdict.severity.value
 
+    is_faint = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
     return (
         style(sign, **styles),
-        verdict.fix.id,
+        style(verdict.fix.id, dim=is_faint),
         style(verdict.state.value, **styles),
-        severity,
+        style(severity, dim=is_faint),
         dim(verdict.reason),
     )
 
@@ -151,3 +159,19 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
 
     text = f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"
     return [head + text]
+
+
+def diff_blocks(diff: str) -> Blocks:
+    """Yield a unified diff: coloured in a terminal, byte for byte elsewhere."""
+    is_coloured = sys.stdout.isatty() or colour()
+    if not is_coloured or not diff:
+        yield Data(diff)
+        return
+
+    # splitlines() would also split at form feeds and the like, which a source may hold.
+    for line in diff.removesuffix("\n").split("\n"):
+        styles = _DIFF_STYLES.get(line[:1], {})
+        if line.startswith(("+++", "---", "diff ")):
+            styles = {"bold": True}
+
+        yield LaidOut(style(line, **styles))
