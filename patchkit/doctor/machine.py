@@ -300,8 +300,10 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
 @check("nccl-two")
 def check_nccl(node: NodeReport) -> Outcome:
     copies = node.part("contents").nccl
-    digests = {copy: sha256 for copy, (_version, sha256) in copies.items() if sha256}
-    if digests.keys() < {"vllm", "torch"}:
+    digests = {
+        loader: sha256 for loader, (_version, sha256) in copies.items() if sha256
+    }
+    if not digests.keys() >= {"vllm", "torch"}:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
 
     if digests["vllm"] == digests["torch"]:

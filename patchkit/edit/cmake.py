@@ -209,21 +209,24 @@ def _delimiters(text: str) -> tuple[str, str]:
 
 
 def _calls(text: str, path: str) -> Iterator[Command]:
-    """Yield the commands, each with an empty ``block``."""
+    """Yield the commands of a CMake file in order; ``block`` is empty, for the caller to fill in.
+
+    Raises CMakeSyntaxError if a line begins with no command, or holds two.
+    """
     breaks = [match.start() for match in re.finditer("\n", text)]
     tokens = tokenize(text, path)
     is_fresh_line = True
-    for name in tokens:
-        if name.lastgroup in _BLANK:
-            is_fresh_line = is_fresh_line or name.lastgroup == "newline"
+    for token in tokens:
+        if token.lastgroup in _BLANK:
+            is_fresh_line = is_fresh_line or token.lastgroup == "newline"
             continue
 
-        line = bisect_left(breaks, name.start()) + 1
-        if name.lastgroup != "identifier" or not is_fresh_line:
+        line = bisect_left(breaks, token.start()) + 1
+        if token.lastgroup != "identifier" or not is_fresh_line:
             expected = "a command name" if is_fresh_line else "a newline"
-            problem = f"expected {expected}, found {name.lastgroup} {name[0][:40]!r}"
+            problem = f"expected {expected}, found {token.lastgroup} {token[0][:40]!r}"
             raise _error(path, line, problem)
-        yield _read_call(name, tokens, line, breaks, path)
+        yield _read_call(token, tokens, line, breaks, path)
         is_fresh_line = False
 
 

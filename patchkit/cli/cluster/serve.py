@@ -161,7 +161,7 @@ def _unit_line(unit: UnitState) -> str:
 
 
 def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
-    """Yield that a model answers, and the command that asks it."""
+    """Report that a model answers, and name the command that asks its server."""
     yield Record(
         {
             "model": model,

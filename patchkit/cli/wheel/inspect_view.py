@@ -46,7 +46,7 @@ _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchk
 
 
 def inspected_blocks(file: Path, target: Target) -> Blocks:
-    """Yield the contents of a library or a wheel."""
+    """Report what a library or a wheel holds for a device."""
     fields = {
         "file": file,
         "target": target.name,

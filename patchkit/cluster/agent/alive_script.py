@@ -72,8 +72,9 @@ _ABORTED = "Fatal Python error: Aborted"  # faulthandler's first line of the sta
 def alive(settings: group.Settings) -> None:
     """Send systemd WATCHDOG=1 whenever the server proves that it lives, until a signal comes.
 
-    At SIGABRT, which systemd sends after `frozen` seconds without a proof, writes the stacks of all
-    ranks and ends with FROZEN; with 0 if the server proves that it lives after all.
+    After ``frozen`` seconds (of cluster.toml) without WATCHDOG=1, systemd sends SIGABRT. Then look
+    once more: exit with 0 if the server lives, else write the stacks of all ranks and exit with
+    FROZEN, so that systemd starts the server again.
     """
     watch = Liveness(settings)
     patience = watch.patience

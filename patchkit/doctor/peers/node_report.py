@@ -314,8 +314,9 @@ def _yes_or_no(value: object) -> str:
 def _memlock(facts: NodeFacts, health: NodeHealth) -> str:
     """Return "limited" or "unlimited" for the memory that a rank may lock, "" if not known.
 
-    The limit is read from the unit's process, if one runs. A container has no service manager, so
-    there the limit is that of the process that starts ranks. Else the service manager's counts.
+    The limit is that of the unit's process, if one runs. A container has no service manager, so
+    there the limit of the process that starts ranks counts. Otherwise the limit that the service
+    manager gives to its units counts.
     """
 
     process = health.unit

@@ -278,10 +278,10 @@ def _stated_facts(log: Scan) -> dict[str, str]:
 
 
 def _stated_value(fact: LogFact, hit: Hit) -> str:
-    """Return the value that a hit states: the fact's own value, else the version in the hit.
+    """Return the fixed value of a fact, or else the version that the hit's line names.
 
-    The version of ``7.0.0-1019-nvidia`` is ``7.0.0.1019``, that of ``2.28.9+cuda13.0`` is
-    ``2.28.9``; "" if there is none.
+    A build number is kept (``7.0.0-1019-nvidia`` is ``7.0.0.1019``), a local part is left out
+    (``2.28.9+cuda13.0`` is ``2.28.9``). Return "" if the fact has no value, and the line no version.
     """
     version = _VERSION.match(hit.values.get("value") or "")
     if fact.value or version is None:

@@ -104,10 +104,11 @@ def _choose_topology(
     fabric: Fabric,
     target: str,
 ) -> str:
-    """Return the topology: the requested one, or the one that fits for ``auto``.
+    """Return the requested topology; for ``auto`` the one that the device and the cables have.
 
-    Raises HostError if RoCE or a ring is requested and no RDMA device is usable, or if two cages
-    could join the nodes.
+    ``auto`` is hetero for a Thor, socket without a usable RDMA device, and roce or ring otherwise.
+    Raises HostError if RoCE or a ring is requested and no RDMA device is usable; or if two cages
+    have cables, nobody can tell which of them joins the nodes, and these are no ring.
     """
     if topology == "auto" and target == "thor":
         return "hetero"
@@ -128,8 +129,8 @@ def _choose_topology(
     if fabric.ports:
         return "roce"
 
-    # Two cages are in use, and neither is known to lead to a switch: each one leads to another
-    # neighbour, as in a ring.
+    # Two cages are in use, and neither is known to lead to a switch. In a ring, each cage leads to
+    # a different neighbour.
     largest_ring = read_env_data("hardware")["connectx"]["ring_nodes"]
     if topology == "auto" and nodes <= largest_ring:
         return "ring"
@@ -332,7 +333,8 @@ def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, st
     # The interfaces whose address a head may announce, best first.
     choices: list[Netdev] = []
     if topology in ("ring", "hetero"):
-        # Only the LAN reaches all nodes: the cables of a ring join neighbours, a Thor has no RDMA.
+        # The cables of a ring join neighbours alone, so that only the LAN reaches all nodes. A Thor
+        # has no RDMA, so that the LAN comes first there.
         choices += _find_lan(host)
     if topology != "ring":
         choices += [port.netdev for port in fabric.ports]
