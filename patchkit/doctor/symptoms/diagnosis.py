@@ -281,7 +281,7 @@ def _stated_value(fact: LogFact, hit: Hit) -> str:
     """Return the fixed value of a fact, or else the version that the hit's line names.
 
     A build number is kept (``7.0.0-1019-nvidia`` is ``7.0.0.1019``), a local part is left out
-    (``2.28.9+cuda13.0`` is ``2.28.9``). Return "" if the fact has no value, and the line no version.
+    (``2.28.9+cuda13.0`` is ``2.28.9``). "" stands for neither value nor version.
     """
     version = _VERSION.match(hit.values.get("value") or "")
     if fact.value or version is None:

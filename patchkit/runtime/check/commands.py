@@ -189,7 +189,7 @@ class CommandReader:
     def _add_server(self, program: str, words: Sequence[Word], block: int) -> None:
         """Add the command of a server; ``block`` is the line where its block begins.
 
-        All commands of a file together may have ``_MOST_WORDS``; the rest is reported, and not read.
+        All commands of a file may have ``_MOST_WORDS`` together; the rest is reported, not read.
         """
         line = words[0].line if words else block
         if len(words) > self.words_left:
