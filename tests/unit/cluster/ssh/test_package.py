@@ -22,16 +22,21 @@ from patchkit.follow import Completed
 # From 3.11 to 3.14; a shim of a version that is not installed is found, and fails.
 FOUND = filter(None, (shutil.which(f"python3.{minor}") for minor in (11, 12, 13, 14)))
 WORKING = [each for each in FOUND if subprocess.run([each, "-c", ""]).returncode == 0]
-# Every module is imported: what a node's function needs is not known beforehand.
+# What a node's function needs is not known beforehand, so every module is imported, and what a
+# function imports when it runs is looked for. `apply` and `__main__`, sent with their folder, are
+# not for nodes.
 IMPORT_ALL = """\
-import importlib, sys, zipfile
+import ast, importlib, importlib.util, sys, zipfile
 sys.path.insert(0, sys.argv[1])
-names = [name for name in zipfile.ZipFile(sys.argv[2]).namelist() if name.endswith(".py")]
-for name in names:
+package = zipfile.ZipFile(sys.argv[2])
+for name in package.namelist():
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    if any(room in module for room in (".runtime.", ".durable", ".wheel.")):
-        if not module.endswith(("_script", "interpreter_facts")):
-            importlib.import_module(module)
+    if not name.endswith(".py") or module in ("patchkit.apply", "patchkit.__main__"):
+        continue
+    importlib.import_module(module)
+    for node in ast.walk(ast.parse(package.read(name))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("patchkit"):
+            assert importlib.util.find_spec(node.module), (name, node.module)
 outside = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 print(sorted(outside - {"patchkit", "__main__"}))
 """
