@@ -164,11 +164,10 @@ def all_reduce_findings(
     # A rank that failed may have printed a network that it never used.
     if all(rank.state == "ok" for rank in ranks):
         # The slowest rank counts, since all other ranks wait for it.
-        figures = defaultdict(float, slowest_figures(ranks))
         yield make_finding(
             "all-reduce-sums",
             names,
-            figures=figures,
+            figures=defaultdict(float, slowest_figures(ranks)),
         )
         for node, rank in zip(nodes, ranks, strict=True):
             if nccl_ranks := read_nccl(rank.lines):

@@ -53,6 +53,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "1"}],
         "max_tokens": 1,
+        "temperature": 0,
     },
     "/v1/embeddings": {"input": "1"},
     "/pooling": {"input": "1"},

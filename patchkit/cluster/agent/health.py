@@ -295,8 +295,7 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     compilers = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
     compiler = next(filter(None, compilers), "")
 
-    releases = (folder.name for folder in venv.glob("lib/python3.*"))
-    release = next(releases, "")
+    release = next((folder.name for folder in venv.glob("lib/python3.*")), "")
     # The Python that made the venv comes first.
     homes = ((venv / "bin" / "python").resolve().parents[1], venv)
     headers = (home / "include" / release / "Python.h" for home in homes)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from patchkit.cluster.ssh.node import Remote, check_peer
-from patchkit.cluster.ssh.ssh import HERE, ssh_words
+from patchkit.cluster.ssh.ssh import HERE, ssh_command, ssh_words
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed, Follow, ending
 from patchkit.frozen import positional
@@ -19,8 +19,11 @@ from patchkit.quoting import quoted
 _SILENCE = 300  # seconds without a byte until rsync gives up, as when a login hangs
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
-# Parts of lines that name no cause: rsync's summary of an error, and its progress.
-_NO_CAUSE = ("rsync error", "%", "rsync: connection unexpectedly closed")
+# Lines that name no cause: rsync's summary of an error, its progress, and its statistics.
+_NO_CAUSE = re.compile(
+    r"rsync error|.*%|rsync: connection unexpectedly closed"
+    r"|(?:Number of|Total|Literal|Matched|File list|sent|total size) "
+)
 _OPTIONS = (
     "-RLtp",  # -L copies the targets of links, which the other node lacks
     "--inplace",  # continues a partial file
@@ -132,18 +135,19 @@ def _copy_error(done: Completed, destination: str) -> PatchkitError:
         hint = f"make room; {again}"
         return StorageError(message, why="the disk there is full", hint=hint)
 
-    login = quoted("ssh", destination, "rsync -V")
+    trial = ssh_command(destination, "rsync", "-V")
     return HostError(
         message,
         why="the node that has the files logs in to the others, which need rsync",
-        hint=f"try it on that node: `{login}`; {again}",
+        hint=f"try it on that node: `{trial}`; {again}",
     )
 
 
 def _last_line(done: Completed) -> str:
     """Return the last line of rsync's output that names a cause, else how rsync ended."""
-    for line in reversed(done.output.split("\n")):
+    # An error may follow the progress in its line.
+    for line in reversed(re.split("\n|(?=rsync: )", done.output)):
         text = line.strip()
-        if text and not any(word in text for word in _NO_CAUSE):
+        if text and not _NO_CAUSE.match(text):
             return text
     return ending(done.status) if done.status else done.trouble

@@ -214,7 +214,7 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
     unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
     with pytest.raises(HostError, match="no-such-host") as refused:
         sync_model(source, model, unknown, silent)
-    advice = "`ssh no-such-host 'rsync -V'`"
+    advice = "`ssh -t no-such-host 'rsync -V'`"
     assert (
         advice if source.ssh == "localhost" else "ssh spark-1"
     ) in refused.value.hint
