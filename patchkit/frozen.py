@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -44,23 +45,19 @@ def _set_fields(record: Any, /, *given: Any, **values: Any) -> None:
                 f"{type(record).__name__} takes {len(names)} fields in order"
             )
         values |= zip(names, given, strict=False)
-    missing = []
     for entry in _fields(type(record)):
         if entry.name in values:
             value = values.pop(entry.name)
         elif entry.default_factory is not MISSING:
             value = entry.default_factory()
-        else:
+        elif entry.default is not MISSING:
             value = entry.default
-        if value is MISSING:
-            missing.append(entry.name)
+        else:
+            raise TypeError(f"{type(record).__name__} lacks {entry.name}")
         object.__setattr__(record, entry.name, value)
 
-    if values or missing:
-        problem = f"lacks {', '.join(missing)}"
-        if values:
-            problem = f"got an unexpected keyword argument {min(values)!r}"
-        raise TypeError(f"{type(record).__name__}.__init__() {problem}")
+    if values:
+        raise TypeError(f"{type(record).__name__} has no field {min(values)!r}")
     if check := getattr(record, "__post_init__", None):
         check()
 
@@ -69,12 +66,26 @@ def _content(record: Any) -> dict[str, Any]:
     return {entry.name: getattr(record, entry.name) for entry in _fields(type(record))}
 
 
+def _restore(record: Any, content: dict[str, Any]) -> None:
+    for name, value in content.items():
+        object.__setattr__(record, name, value)
+
+
+def _make_key(kind: type) -> Callable[[Any], object]:
+    return attrgetter("__class__", *(entry.name for entry in _fields(kind)))
+
+
+# Class → the function that returns the class and the values of a record.
+_key_of: Callable[[type], Callable[[Any], object]] = cache(_make_key)
+
+
 def _is_equal(record: Any, other: object) -> bool:
-    return type(other) is type(record) and _content(record) == _content(other)
+    kind = type(record)
+    return type(other) is kind and _key_of(kind)(other) == _key_of(kind)(record)
 
 
 def _hash(record: Any) -> int:
-    return hash((*_content(record).values(),))
+    return hash(_key_of(type(record))(record))
 
 
 def _show(record: Any) -> str:
@@ -93,4 +104,7 @@ _SHARED = {
     "__repr__": _show,
     "__setattr__": _refuse,
     "__delattr__": _refuse,
+    # For copies, which would set each field by __setattr__.
+    "__getstate__": _content,
+    "__setstate__": _restore,
 }

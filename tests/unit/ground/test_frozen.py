@@ -1,5 +1,7 @@
 """A record behaves as a frozen dataclass does, though it shares its functions with all others."""
 
+import copy
+import pickle
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 
 import pytest
@@ -52,6 +54,28 @@ def test_as_a_frozen_dataclass(act):
         except (TypeError, ValueError, FrozenInstanceError) as error:
             outcomes.append(type(error))
     assert outcomes[0] == outcomes[1]
+
+
+@frozen
+class Wider(Record):
+    note: str = ""
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        *(lambda record, n=n: pickle.loads(pickle.dumps(record, n)) for n in range(6)),
+    ],
+)
+def test_a_copy_is_equal_and_frozen(copied):
+    record = Wider(name="a", rows=[1], note="b")
+    twin = copied(record)
+    assert twin == record != Record(name="a", rows=[1])
+    assert twin is not record
+    with pytest.raises(FrozenInstanceError):
+        twin.name = "b"
 
 
 def test_in_order():
