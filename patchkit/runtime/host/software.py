@@ -7,7 +7,7 @@ import re
 import shutil
 import site
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from patchkit.foreign import read_json
@@ -18,9 +18,7 @@ from patchkit.runtime.python.libnccl import nccl_version
 
 # The file of a package with its version, and the line that has it.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
-_VERSION = re.compile(
-    r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE
-)
+_VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](\d[^"']*)["']""", re.MULTILINE)
 _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
@@ -41,8 +39,8 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
 
     return Software(
         python=python,
-        vllm=find_version(facts.path, "vllm") if facts.vllm else "",
-        torch=find_version(facts.path, "torch") if facts.torch else "",
+        vllm=_package_version("vllm", facts.vllm, facts.path),
+        torch=_package_version("torch", facts.torch, facts.path),
         # The second one beside nightly builds of torch.
         triton=find_version(facts.path, "triton", "pytorch_triton"),
         transformers=find_version(facts.path, "transformers"),
@@ -93,6 +91,24 @@ def _cuda_major(toolkit: Path) -> int:
         return int(facts["cuda"]["version"].partition(".")[0])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _package_version(package: str, origin: str | None, path: Sequence[str]) -> str:
+    """Return the version of a package whose file is ``origin``, "" if it is not installed.
+
+    A folder in PYTHONPATH hides the package that is installed, so take the distribution beside the
+    package, else the package's own file, else any distribution.
+    """
+    if origin is None:
+        return ""
+
+    home = Path(origin).parent
+    version = find_version([str(home.parent)], package)
+    file = home / _VERSIONS[package]
+    if not version and file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        version = "".join(_VERSION.findall(text)[:1])
+    return version or find_version(path, package)
 
 
 def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
