@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -370,7 +370,11 @@ def _dataclass_reader(kind: Any) -> _Read:
     hints = get_type_hints(kind, include_extras=True)
     by_key = _fields_by_key(kind)
     readers = {key: _reader_of(hints[field.name]) for key, field in by_key.items()}
-    needed = {key for key, field in by_key.items() if _is_needed(field)}
+    needed = {
+        key
+        for key, field in by_key.items()
+        if field.default is MISSING and field.default_factory is MISSING
+    }
 
     def read(value: Any) -> Any:
         """Return a table as the dataclass."""
@@ -393,10 +397,6 @@ def _dataclass_reader(kind: Any) -> _Read:
         return _call_check(kind, **content)
 
     return read
-
-
-def _is_needed(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _show_value(value: object) -> str:

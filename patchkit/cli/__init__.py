@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -165,7 +165,12 @@ def main() -> None:
         if translated is None:
             if os.environ.get("PATCHKIT_DEBUG"):
                 raise
-            _exit_with_bug(error)
+            text = mask_secrets(f"{type(error).__name__}: {error}")
+            out.say_at_end(
+                f"patchkit: internal error: {text}\n"
+                "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
+            )
+            sys.exit(1)
 
         show_error(translated)
         if isinstance(error, OSError):
@@ -175,20 +180,15 @@ def main() -> None:
         gc.freeze()  # or Python's last collection, as it ends, takes another 15 %
 
 
-def _exit_with_bug(error: Exception) -> NoReturn:
-    text = mask_secrets(f"{type(error).__name__}: {error}")
-    out.say_at_end(
-        f"patchkit: internal error: {text}\n"
-        "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
-    )
-    sys.exit(1)
-
-
 def translate_error(error: Exception) -> PatchkitError | None:
     """Return the PatchkitError that says the same as ``error``; None if ``error`` is a bug."""
     match error:
         case DriftError() if error.without:
-            return _add_way_out(error)
+            # The same command with --without for each fix that does not fit.
+            options = [word for fix in error.without for word in ("--without", fix)]
+            command = quoted(*out.program(), *sys.argv[1:], *options)
+            error.hint = f"leave out what does not fit: {command}"
+            return error
         case PatchkitError():
             return error
         case click.ClickException():
@@ -207,14 +207,6 @@ def translate_error(error: Exception) -> PatchkitError | None:
                 "a text is nested too deeply to be read", why=_NESTED, hint=_RESTORE
             )
     return None
-
-
-def _add_way_out(error: DriftError) -> DriftError:
-    """Add the hint to run the same command with --without for each fix that does not fit."""
-    options = [word for fix in error.without for word in ("--without", fix)]
-    command = quoted(*out.program(), *sys.argv[1:], *options)
-    error.hint = f"leave out what does not fit: {command}"
-    return error
 
 
 def _usage_error(error: click.ClickException) -> UsageError:

@@ -32,7 +32,7 @@ from patchkit.cli.render import (
 )
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
-from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software
+from patchkit.runtime.host.host import Gpu, Host, Nccl, Netdev, Rdma, Software
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data, variable_table
@@ -149,12 +149,17 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
     kernel = " ".join(filter(None, ("Linux", system.kernel, system.machine)))
     yield "system", ", ".join(filter(None, (system.os, kernel)))
 
-    unknown = style("unknown", fg="yellow")
-    memory = _memory_text(host.memory) if host.memory else unknown
+    memory = ""
+    if amounts := host.memory:
+        swap = "no swap"
+        if amounts.swap_total:
+            swap = f"swap {_gib_text(amounts.swap_total)}"
+        free = f"{_gib_text(amounts.available)} available"
+        memory = f"{_gib_text(amounts.total)}, {free}, {swap}"
 
     cores = f"{system.cores} cores"
     yield "CPU", f"{cores}: {system.cpu}" if system.cpu else cores
-    yield "memory", memory
+    yield "memory", memory or style("unknown", fg="yellow")
 
     for gpu in host.gpus:
         yield "GPU", _gpu_text(gpu)
@@ -162,14 +167,6 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
         yield "GPU", style("none found", fg="yellow")
 
     yield "cabled", _cages_text(host)
-
-
-def _memory_text(memory: Memory) -> str:
-    swap = "no swap"
-    if memory.swap_total:
-        swap = f"swap {_gib_text(memory.swap_total)}"
-    free = f"{_gib_text(memory.available)} available"
-    return f"{_gib_text(memory.total)}, {free}, {swap}"
 
 
 def _gpu_text(gpu: Gpu) -> str:

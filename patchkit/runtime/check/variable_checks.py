@@ -18,7 +18,7 @@ from patchkit.runtime.check.content import (
     build_rule_finding,
     shorten,
 )
-from patchkit.runtime.host.host import Host, Rdma, twin_state
+from patchkit.runtime.host.host import Host, Rdma, describe_addresses, twin_state
 from patchkit.runtime.rules.presets import flags
 from patchkit.runtime.rules.releases import (
     lifetime,
@@ -47,7 +47,6 @@ _RDMA_NAMES = re.compile(_NAMES["rdma_only"])
 _COMPARED_NAMES = re.compile(_NAMES["matters"])
 _USE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
-_LOOPBACK = ("127.", "::1")
 _NONE = "none at all"
 
 # States of a cage's second half in which `patchkit env` also leaves it out.
@@ -339,12 +338,11 @@ def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
     addresses = [row.address for netdev in host.netdevs for row in netdev.addresses]
 
     if variable.value not in addresses:
-        other_names = [text for text in addresses if not text.startswith(_LOOPBACK)]
         yield build_finding(
             "host-lacks",
             variable,
             what=f"no address {variable.value}",
-            has=", ".join(other_names) or _NONE,
+            has=describe_addresses(host),
         )
 
 

@@ -170,7 +170,13 @@ def check_transfer(
     ``known_names`` are names that a known program reads. ``local_names`` are variables that this
     node sets itself.
     """
-    pairs_of_rules = _shared_pairs(head)
+    # What rules and the model's preset set on every node.
+    rules = load_variable_rules().rules
+    shared = [rule.set for rule in rules if rule.scope == "shared"]
+    if preset := find_preset(head.facts.get("model", "")):
+        shared.append(preset.variables)
+    pairs_of_rules = {pair for variables in shared for pair in variables.items()}
+
     host_names = load_variable_rules().of_host
 
     lines = []
@@ -189,17 +195,6 @@ def check_transfer(
         if len(lines) > _MOST:
             lines[_MOST:] = [f"  and {len(lines) - _MOST} more"]
         raise refusal("not-taken-over", lines="\n".join(lines))
-
-
-def _shared_pairs(head: EnvFile) -> set[tuple[str, str]]:
-    """Return pairs of name and value that rules and the model's preset set on every node."""
-    rules = load_variable_rules().rules
-    shared = [rule.set for rule in rules if rule.scope == "shared"]
-
-    if preset := find_preset(head.facts.get("model", "")):
-        shared.append(preset.variables)
-
-    return {pair for variables in shared for pair in variables.items()}
 
 
 def _transfer_trouble(

@@ -129,6 +129,12 @@ def _read_netdev(reader: Reader, name: str, link: _KernelLink) -> Netdev:
     home = f"{_NET}/{name}"
     pci, driver = reader.device(f"{home}/device")
     parts = reader.folders(home)
+    master = ""
+    if "master" in parts:
+        # The bond or bridge: the target of a link, which a recording keeps.
+        reader.line(f"{home}/master/address")
+        master = printable(Path(reader.real(f"{home}/master")).name)
+
     return Netdev(
         name=name,
         state=reader.line(f"{home}/operstate", needed=True) or "unknown",
@@ -142,7 +148,7 @@ def _read_netdev(reader: Reader, name: str, link: _KernelLink) -> Netdev:
         kind=_read_kind(reader, home, parts),
         addresses=link.addresses,
         lanes=reader.number(f"{home}/device/current_link_width"),
-        master=_read_master(reader, home) if "master" in parts else "",
+        master=master,
     )
 
 
@@ -154,12 +160,6 @@ def _read_kind(reader: Reader, home: str, parts: Collection[str]) -> str:
         return "wifi"
     is_virtual = "/devices/virtual/" in f"/{reader.real(home)}"
     return "virtual" if is_virtual else "ethernet"
-
-
-def _read_master(reader: Reader, home: str) -> str:
-    """Return the bond or bridge of a netdev: the target of a link, which a recording keeps."""
-    reader.line(f"{home}/master/address")
-    return printable(Path(reader.real(f"{home}/master")).name)
 
 
 @positional

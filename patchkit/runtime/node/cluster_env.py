@@ -273,6 +273,7 @@ def _check_settings(
     """
     of_vllm = vllm_variables(node.vllm, host.vllm_home(node.vllm))
     values = vllm_values(node.vllm)
+    is_in_table = not nccl or release(nccl) <= release(variable_table("nccl").newest)
     setters: dict[str, str] = {}
     for setting in settings:
         name = setting.name
@@ -284,13 +285,8 @@ def _check_settings(
         if name.startswith("VLLM_"):
             _check_name(setting, f"vLLM {node.vllm}", of_vllm)
             _check_value(setting, node.vllm, values.get(name))
-        elif name.startswith("NCCL_") and _has_table(nccl):
+        elif name.startswith("NCCL_") and is_in_table:
             _check_name(setting, "NCCL", nccl_variables(nccl))
-
-
-def _has_table(nccl: str) -> bool:
-    """Return whether the table of variables covers this NCCL; "" is any NCCL."""
-    return not nccl or release(nccl) <= release(variable_table("nccl").newest)
 
 
 def _check_name(setting: Setting, reader: str, names: Mapping[str, str]) -> None:
@@ -325,7 +321,14 @@ def adopt_shared_settings(env: ClusterEnv, head: EnvFile) -> ClusterEnv:
         for setting in env.settings
         if setting.scope == "shared" and not is_secret(setting.name)
     }
-    shared = _select_shared(env, head)
+    # A variable is per host if any rule sets it so, unless a setting of this node shares it.
+    scopes = dict.fromkeys(load_variable_rules().of_host, "host")
+    scopes |= {setting.name: setting.scope for setting in env.settings}
+    shared = {
+        name: value
+        for name, value in head.variables.items()
+        if scopes.get(name, "shared") == "shared"
+    }
     missing = {name: value for name, value in shared.items() if name not in own_values}
     # A variable that can make vLLM run code is never taken over: it must be set on this node, too.
     compared = [*own_values, *filter(find_code_risk, missing)]
@@ -348,18 +351,6 @@ def adopt_shared_settings(env: ClusterEnv, head: EnvFile) -> ClusterEnv:
         settings=(*adopted, *env.settings),
         notes=(*env.notes, *_note_twins(env, head)),
     )
-
-
-def _select_shared(env: ClusterEnv, head: EnvFile) -> dict[str, str]:
-    """Return the head's variables that all nodes share."""
-    # A variable is per host if any rule sets it so, unless a setting of this node shares it.
-    scopes = dict.fromkeys(load_variable_rules().of_host, "host")
-    scopes |= {setting.name: setting.scope for setting in env.settings}
-    return {
-        name: value
-        for name, value in head.variables.items()
-        if scopes.get(name, "shared") == "shared"
-    }
 
 
 def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:

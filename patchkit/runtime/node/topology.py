@@ -335,7 +335,7 @@ def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, st
     if topology in ("ring", "hetero"):
         # The cables of a ring join neighbours alone, so that only the LAN reaches all nodes. A Thor
         # has no RDMA, so that the LAN comes first there.
-        choices += _find_lan(host)
+        choices += find_lan(host)
     if topology != "ring":
         choices += [port.netdev for port in fabric.ports]
         choices += _find_cabled(host)
@@ -356,7 +356,7 @@ def _find_addressed(host: Host, kind: str) -> list[Netdev]:
     return [netdev for netdev in netdevs if netdev.up and netdev.ipv4]
 
 
-def _find_lan(host: Host) -> list[Netdev]:
+def find_lan(host: Host) -> list[Netdev]:
     """Return the interfaces without RDMA, wired ones first."""
     rdma_names = {rdma.netdev for rdma in host.rdma}
     netdevs = _find_addressed(host, "ethernet") + _find_addressed(host, "wifi")

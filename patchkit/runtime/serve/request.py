@@ -23,7 +23,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.node.fabric import find_fabric
-from patchkit.runtime.node.topology import choose_address
+from patchkit.runtime.node.topology import choose_address, find_lan
 from patchkit.runtime.rules.presets import (
     Broken,
     Preset,
@@ -56,7 +56,6 @@ _BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
 _WORDS = re.compile(r"[a-z0-9]+")
 
 LISTEN = ("local", "cable", "lan")
-_LAN_KINDS = ("ethernet", "wifi")
 
 # Addresses that stand for all interfaces → the address for a client on this machine. patchkit never
 # chooses such an address, but a user may.
@@ -462,12 +461,8 @@ def _lan_address(host: Host) -> str:
     Raises HostError if there is none, UsageError if there are several.
     """
     netdev_by_address = {}
-    rdma_netdevs = {rdma.netdev for rdma in host.rdma}
-
-    for netdev in host.netdevs:
-        is_in_cage = netdev.cage is not None or netdev.name in rdma_netdevs
-        is_lan = netdev.kind in _LAN_KINDS and netdev.up
-        if is_lan and not is_in_cage:
+    for netdev in find_lan(host):
+        if netdev.cage is None:
             for address in netdev.lasting:
                 netdev_by_address[str(address.ip)] = netdev.name
 
