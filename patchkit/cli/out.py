@@ -353,7 +353,8 @@ def grid(
 ) -> list[str]:
     """Return a text of one or more lines for each row, first for the heads.
 
-    Columns are aligned, columns of numbers to the right. The last column is wrapped if needed.
+    Columns are aligned, columns of numbers to the right. If a row is too wide, its last column is
+    wrapped, or as many as it takes for each of their words to fit.
     """
     if not rows:
         return []
@@ -362,21 +363,38 @@ def grid(
     widths = [max(map(length, column)) for column in zip(*whole, strict=True)]
     are_numbers = list(map(_are_numbers, zip(*rows, strict=True)))
 
-    gaps = len(_GAP) * (len(widths) - 1)
-    margin = len(indent) + sum(widths[:-1]) + gaps
-    room = None
-    if width is not None:
-        room = max(width - margin, _LEAST_PROSE)
+    limit = (width or sys.maxsize) - len(indent)
+    kept = _kept_columns(whole, widths, limit)
+    margin = _margin(widths[:kept])
+    hang = 0 if kept else len(_GAP)
 
     lines = []
     for row in whole:
         cells = list(map(_padded, row, widths, are_numbers))
-        wrapped = wrap(cells.pop().rstrip(" "), room, hang=0)
-        start = indent + "".join(cell + _GAP for cell in cells)
-        continued = ("\n" + " " * margin).join(wrapped)
+        start = indent + "".join(cell + _GAP for cell in cells[:kept])
+        rest = _GAP.join(cell.rstrip(" ") for cell in cells[kept:]).rstrip(" ")
+        blanks = len(rest) - len(rest.lstrip(" "))  # before a number
+        wrapped = wrap(rest, limit - margin, hang=hang - blanks)
+        continued = ("\n" + indent + " " * margin).join(wrapped)
         lines.append((start + continued).rstrip(" "))
 
     return lines
+
+
+def _margin(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * len(widths)
+
+
+def _kept_columns(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int
+) -> int:
+    """Return the number of columns that leave enough room for the words of the others."""
+    for kept in reversed(range(1, len(widths))):
+        words = [word for row in rows for cell in row[kept:] for word in cell.split()]
+        needed = max([_LEAST_PROSE, *map(length, words)])
+        if _margin(widths[:kept]) + needed <= limit:
+            return kept
+    return 0
 
 
 def _are_numbers(column: Sequence[str]) -> bool:

@@ -131,6 +131,20 @@ def test_a_table_has_every_word_at_any_width(rows, width):
     assert not any("\n" in text for text in out.grid(rows, None))
 
 
+def test_a_table_of_long_columns_fits_into_a_terminal():
+    heads = ("on the device", "gb10", "CUDA", "MB", "library", "archs", "fat binaries")
+    archs = "80 86 87 89 90 90a 100 100f 110 110f 120 120f compute_80 compute_89"
+    name = "vllm/_C_stable_libtorch.abi3.so"
+    row = ("loads", "family", "13", "89.4", name, archs, "35 family, 50 compatible")
+    other = "vllm/third_party/deep_gemm/_C_extension.abi3.so"
+    rows = [row, ("compiles on the device", "-", "-", "328.6", other, "-", "-")]
+    texts = out.grid(rows, 80, heads=heads)
+    lines = "\n".join(texts).split("\n")
+    assert max(map(len, lines)) <= 80
+    assert texts[1].startswith("loads                   family    13   89.4  vllm/_C_")
+    assert out.grid([("a", "b" * 200)], 80) == ["a\n  " + "b" * 200]
+
+
 def test_a_command_is_not_broken():
     line = "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net plan`"
     assert out.wrap(line, 40) == [line]
