@@ -91,6 +91,9 @@ class Evidence:
     source: str
     established: Established
 
+    def __post_init__(self) -> None:
+        record(list[Established], [self.established])  # raises RecordError
+
 
 @frozen
 class Patch:

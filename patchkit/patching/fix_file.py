@@ -28,20 +28,21 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     if not is_shipped(home):
         _add_to_packages(home)
 
-    evidence = _read_evidence(home / "evidence.toml")
+    place = home / "evidence.toml"
+    evidence: dict[str, tuple[Evidence, ...]] = {}
+    if place.is_file():
+        evidence = read_toml(dict[str, tuple[Evidence, ...]], place, RecipeError)
+
     fixes = []
     for name in names:
         fix = _load_fix(home, name)
-        rows = evidence.get(name, ())
-        fixes.append(replace(fix, id=fix.id or name, evidence=fix.evidence + rows))
+        rows = evidence.pop(name, ())
+        fixes.append(replace(fix, id=fix.id or name, evidence=(*fix.evidence, *rows)))
+
+    for name in evidence:
+        what = f"{place}: the recipe has no fix {name}"
+        raise RecipeError(what, hint=f"the fixes are {', '.join(names)}")
     return tuple(fixes)
-
-
-def _read_evidence(place: Path) -> dict[str, tuple[Evidence, ...]]:
-    """Return id of a fix → its evidence; {} if a recipe has no such file."""
-    if not place.is_file():
-        return {}
-    return read_toml(dict[str, tuple[Evidence, ...]], place, RecipeError)
 
 
 def _add_to_packages(home: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import patchkit
 from patchkit.edit.python import swap
 from patchkit.errors import DriftError, RecipeError
-from patchkit.patching.fix_file import explain_failure
+from patchkit.patching.fix_file import explain_failure, load_fixes
 from patchkit.patching.recipe import load_recipe, load_recipes
+from support import write_files
 
 FILE = "recipes/vllm/fixes/marlin_sass.py"
 
@@ -99,6 +100,32 @@ def test_a_mistake_in_the_evidence_is_shown_with_its_fix(copy, refused):
     said = refused(place, f'{source}"read"', f'{source}"rumor"', "fixes")
     row = "mxfp4_moe_marlin[1].established"
     assert f"error: {copy / place}: {row}: is 'rumor', not one of" in said.stderr
+
+
+def test_evidence_of_no_fix_is_refused(copy, refused):
+    place = "recipes/nccl/evidence.toml"
+    said = refused(place, "make_cuda13 = [", "make_cuda = [", "fixes")
+    what = "the recipe has no fix make_cuda\n"
+    assert f"error: {copy / place}: {what}" in said.stderr
+    assert "next: the fixes are make_archs, make_cuda13, cmake_archs" in said.stderr
+
+
+def test_a_fix_of_a_user_may_list_its_evidence(tmp_path):
+    fix = """\
+from patchkit.recipes import kit
+FIX = kit.Fix(
+    title="t", symptom="s", why="w", needs=(), upstream="u",
+    evidence=[kit.Evidence("claim", "source", "KIND")],
+    look=lambda tree, request: kit.upstream("r"),
+)
+"""
+    files = {"read": fix.replace("KIND", "read"), "rumor": fix.replace("KIND", "rumor")}
+    home = tmp_path / "of_mine"
+    write_files(home / "fixes", {f"{name}.py": text for name, text in files.items()})
+    (loaded,) = load_fixes(home, ["read"])
+    assert (loaded.id, loaded.evidence[0].established) == ("read", "read")
+    with pytest.raises(RecipeError, match="is 'rumor', not one of measured"):
+        load_fixes(home, ["rumor"])
 
 
 def test_every_file_holds_the_fix_of_its_name():
