@@ -17,6 +17,7 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.follow import Completed
 from patchkit.frozen import frozen, positional
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
+from patchkit.quoting import visible
 from patchkit.reading import read_text
 from patchkit.source.git import call_git_alone
 from patchkit.source.project import example, projects
@@ -252,7 +253,7 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
 
         patches[patch_id] = Patch(
             id=patch_id,
-            title=path.stem,
+            title=visible(path.stem),
             sha256=sha256,
             text=text,
         )

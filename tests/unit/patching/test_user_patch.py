@@ -1,6 +1,8 @@
 """Patches that a user names: exact lines decide, and what does not fit is told."""
 
+import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -216,6 +218,14 @@ def test_mails_quoted_names_and_ends_of_files(judged, patch_of, tmp_path):
     assert other.id == f"{patch.id}-{other.sha256[:8]}"
     with pytest.raises(RecordError, match="another sha256"):
         record(Patch, asdict(patch) | {"text": BODY})
+
+
+def test_a_name_that_is_no_text_can_be_kept_in_a_ledger(tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.patch"))
+    path.write_text(BODY)
+    (patch,) = read_patches([path])
+    assert (patch.id, patch.title) == ("patch-a", r"a\xff")
+    assert record(Patch, asdict(patch)) == patch
 
 
 @pytest.mark.parametrize("end", ["", "-- \n2.39.5\n"])
