@@ -38,6 +38,7 @@ _MEMINFO = Path("/proc/meminfo")
 # Releases with a package g++-13-aarch64-linux-gnu. In Debian 12 and Ubuntu 22.04 the newest GCC for
 # another CPU is 12.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
 
 
 @frozen
@@ -139,8 +140,8 @@ def _gcc_version(cxx: Path) -> Version | None:
 
     No other compiler knows the option.
     """
-    done = attempt(cxx, "-dumpfullversion")
-    return None if done.trouble else Version(done.output)
+    answer = attempt(cxx, "-dumpfullversion").output.strip()
+    return Version(answer) if _NUMBERS.fullmatch(answer) else None
 
 
 @positional

@@ -149,6 +149,10 @@ def test_another_cpu_takes_the_compiler_for_it(tmp_path):
     assert "then CXX=aarch64-linux-gnu-g++-13" in said
 
 
+def test_a_compiler_that_tells_no_version_is_not_judged(tmp_path):
+    assert not said_of(replace(EASY, gcc="13"), gcc(tmp_path, "-dumpfullversion"))
+
+
 def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     needed = replace(HARD, gcc="13", python=">=3.99,<4")
