@@ -270,7 +270,8 @@ def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
         override = lift_override(house, remove)
         state = "lifted"
     else:
-        hint = "`patchkit verify` lists overrides, and what known bugs suggest"
+        listing = quoted("patchkit", "verify", house)
+        hint = f"`{listing}` lists overrides, and what known bugs suggest"
         raise UsageError("name a pin: PROJECT==VERSION", hint=hint)
 
     yield Record(

@@ -59,7 +59,7 @@ _VARIABLES = {
     "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
 }
-_YES = ("1", "true", "yes", "on")  # pip's words for a setting that is on
+_YES = ("1", "true", "t", "yes", "y", "on")  # pip's words for a setting that is on
 # The frame that uv draws in front of each line of an error, and the labels "error: ", "cause: ".
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")

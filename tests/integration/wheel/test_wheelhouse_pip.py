@@ -186,7 +186,7 @@ def test_the_whole_way_around_a_pin(world, built, fill, call, house, node):
         (["nvidia-nccl-cu13>=2.30"], "is not a pin, PROJECT==VERSION"),
         (["torch==2.14.0"], "was compiled against torch==2.11.0"),
         ([PIN, "--remove", "torch"], "exclude each other"),
-        ([], "name a pin"),
+        ([], "name a pin: PROJECT==VERSION\n  next: `patchkit verify wheelhouse`"),
         (["--remove", "nvidia-nccl-cu13"], "there is no override of nvidia-nccl-cu13"),
         ([PIN, "--dir", "elsewhere"], "elsewhere: no such folder"),
     ],
