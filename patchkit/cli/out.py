@@ -366,7 +366,7 @@ def grid(
     limit = (width or sys.maxsize) - len(indent)
     kept = _kept_columns(whole, widths, limit)
     margin = _margin(widths[:kept])
-    hang = 0 if kept else len(_GAP)
+    room = max(limit - margin, _LEAST_PROSE)
 
     lines = []
     for row in whole:
@@ -374,7 +374,7 @@ def grid(
         start = indent + "".join(cell + _GAP for cell in cells[:kept])
         rest = _GAP.join(cell.rstrip(" ") for cell in cells[kept:]).rstrip(" ")
         blanks = len(rest) - len(rest.lstrip(" "))  # before a number
-        wrapped = wrap(rest, limit - margin, hang=hang - blanks)
+        wrapped = wrap(rest, room, hang=-blanks)
         continued = ("\n" + indent + " " * margin).join(wrapped)
         lines.append((start + continued).rstrip(" "))
 
@@ -389,12 +389,12 @@ def _kept_columns(
     rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int
 ) -> int:
     """Return the number of columns that leave enough room for the words of the others."""
-    for kept in reversed(range(1, len(widths))):
+    for kept in reversed(range(2, len(widths))):
         words = [word for row in rows for cell in row[kept:] for word in cell.split()]
         needed = max([_LEAST_PROSE, *map(length, words)])
         if _margin(widths[:kept]) + needed <= limit:
             return kept
-    return 0
+    return min(1, len(widths) - 1)
 
 
 def _are_numbers(column: Sequence[str]) -> bool:
