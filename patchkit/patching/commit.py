@@ -215,15 +215,10 @@ def _swap_libraries(
 
         if new and after != now:
             if is_replaced:
-                _take_rights(new, place)
+                with translated(), new.open("rb") as stream:
+                    give(stream.fileno(), place.stat(), place.parent)
             changes.append(Change(path, now, new))
     return replaced, changes
-
-
-def _take_rights(new: Path, old: Path) -> None:
-    """Give a new library the owner and the mode of the old one."""
-    with translated(), new.open("rb") as stream:
-        give(stream.fileno(), old.stat(), old.parent)
 
 
 def _library_rows(

@@ -140,7 +140,19 @@ def make_environment(
     python = home / "bin" / "python"
     with made_once(home, python) as is_empty:
         if is_empty:
-            _make_python(home)
+            # The module itself is there (see machine.missing_needs).
+            run(
+                sys.executable,
+                "-m",
+                "venv",
+                home,
+                kind=StorageError,
+                why="the disk is full, or the module venv, a package of its own on Ubuntu, is "
+                "damaged",
+                hint="free some: an environment with torch takes 6 GB; or: "
+                "apt install python3-venv",
+                timeout=None,
+            )
             install_locked(
                 python,
                 requirements,
@@ -149,20 +161,6 @@ def make_environment(
                 progress=progress,
             )
     return Environment(python=python, digest=file_digest, packages=packages)
-
-
-def _make_python(home: Path) -> None:
-    # The module itself is there (see machine.missing_needs).
-    run(
-        sys.executable,
-        "-m",
-        "venv",
-        home,
-        kind=StorageError,
-        why="the disk is full, or the module venv, a package of its own on Ubuntu, is damaged",
-        hint="free some: an environment with torch takes 6 GB; or: apt install python3-venv",
-        timeout=None,
-    )
 
 
 @contextlib.contextmanager

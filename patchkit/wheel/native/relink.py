@@ -213,7 +213,8 @@ def _find_pointers(
         if position is not None:
             places.append(position)
 
-        values = {_read_number(old, place) for place in places}
+        numbers = (old[place : place + 8] for place in places)
+        values = {int.from_bytes(number, "little") for number in numbers}
         value = min(values, default=0)
         offset = value - code.address + code.offset
         if offset not in codes and old[offset : offset + len(_EMPTY)] == _EMPTY:
@@ -389,10 +390,6 @@ def _write_sections(
                 size=size,
             )
         new.write(SECTION.pack(*astuple(changed)))
-
-
-def _read_number(old: mmap.mmap, place: int) -> int:
-    return int.from_bytes(old[place : place + 8], "little")
 
 
 def _write_number(

@@ -88,7 +88,13 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 
         assembler = Assembler(offline=order.offline)
         prepared = prepare_build(order, staged, report)
-        _write_toolkit(order, prepared, staged / "cuda")
+        cuda = staged / "cuda"
+        tools = order.toolchain
+        if order.across:
+            root = order.work / cuda.name
+            cross_toolkit(tools, prepared.site, prepared.python, cuda, root=root)
+        else:
+            full_toolkit(tools, prepared.site, cuda)
 
         folders = [staged / name for name in ("source", "external", "cuda")]
         facts = as_text(prepared.facts)
@@ -103,14 +109,6 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
             bar = report("compiling")
             raw = compile_wheel(root, prepared.python, variables, bar)
             return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
-
-
-def _write_toolkit(order: VllmOrder, prepared: Prepared, cuda: Path) -> None:
-    if order.across:
-        root = order.work / cuda.name
-        cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=root)
-    else:
-        full_toolkit(order.toolchain, prepared.site, cuda)
 
 
 def _make_vllm_wheel(
