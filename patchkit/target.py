@@ -175,6 +175,7 @@ class Target:
     unified: bool = False
     bandwidth: int = 0
     hung_watts: int = 0
+    untried: str = ""
 
     @property
     def major(self) -> int:
@@ -219,6 +220,11 @@ def targets() -> dict[str, Target]:
         row["capability"] = parse_arch(row["capability"]).capability
         devices[name] = Target(name=name, **row)
     return devices
+
+
+def is_unified(name: str | None) -> bool:
+    """Return whether CPU and GPU of a device share one memory; False for an unknown device."""
+    return name in targets() and targets()[name].unified
 
 
 @frozen

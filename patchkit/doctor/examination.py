@@ -35,6 +35,7 @@ from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.node.topology import check_ipv4, choose_attachment
 from patchkit.runtime.rules.rule import Situation
+from patchkit.target import is_unified
 
 _JOURNAL_LINES = 5000  # of each node's journal: more than a start writes
 _SAVED_LINES = 1000  # lines of all journals that a report has
@@ -189,12 +190,12 @@ def _server_findings(
 
 
 def local_facts(cluster: Cluster) -> Situation:
-    """Return the facts of this machine that decide causes, {} unless it is a GB10 or a Thor.
+    """Return the facts of this machine that decide causes, {} unless CPU and GPU share memory.
 
     A log that is read on any other machine, such as a workstation, was probably written elsewhere.
     """
     facts = facts_for_causes(examine_nodes(cluster)[0])
-    return facts if facts.get("target") in ("gb10", "thor") else {}
+    return facts if is_unified(facts.get("target")) else {}
 
 
 def _judge_journals(

@@ -22,9 +22,9 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.releases import within
+from patchkit.target import is_unified
 from patchkit.units import KIB_PER_GIB
 
-_UNIFIED = ("gb10", "thor")
 # Bits of NVML's clocksThrottleReasons (nvml.h) that no setting of the user causes.
 _THROTTLED = {
     0x8: "hardware",
@@ -109,7 +109,7 @@ def check_memory(node: NodeReport) -> Outcome:
 
     has_room = sizes["available"] >= _LIMITS["left_gib"]
 
-    if has_room or node.host.target not in _UNIFIED or not node.processes:
+    if has_room or not is_unified(node.host.target) or not node.processes:
         return sizes
 
     return node.find("memory-left", **sizes)
@@ -120,7 +120,7 @@ def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
     swap = _memory(node).swap_total
 
-    if not swap and not guards and node.host.target in _UNIFIED:
+    if not swap and not guards and is_unified(node.host.target):
         return node.find("memory-guard")
 
     return {"guards": ", ".join((*guards, f"{swap // KIB_PER_GIB} GiB of swap"))}

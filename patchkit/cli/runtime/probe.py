@@ -36,6 +36,7 @@ from patchkit.runtime.host.host import Gpu, Host, Nccl, Netdev, Rdma, Software
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data, variable_table
+from patchkit.target import is_unified
 from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
@@ -58,18 +59,13 @@ def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
     yield Record(asdict(host))
     yield from host_lines(host)
 
-    if any(_has_unified_memory(gpu) for gpu in host.gpus):
+    if any(is_unified(gpu.target) for gpu in host.gpus):
         yield from _next_steps(host, root)
 
     if copy:
         folder = copy.home.name
         archive = quoted("tar", "-czf", Path(f"{folder}.tar.gz"), Path(folder))
         tell(f"saved: {copy.files} files in {copy.home}; attach them: {archive}")
-
-
-def _has_unified_memory(gpu: Gpu) -> bool:
-    """Return whether a GPU uses the system's memory, as GB10 and Thor: NVML reports none then."""
-    return gpu.capability in read_env_data("hardware")["capabilities"].values()
 
 
 def _next_steps(host: Host, root: Path) -> Lines:
@@ -175,7 +171,7 @@ def _gpu_text(gpu: Gpu) -> str:
     memory = "memory unknown"
     if gpu.memory:
         memory = _gib_text(gpu.memory << 10)
-    elif _has_unified_memory(gpu):
+    elif is_unified(gpu.target):
         memory = "its memory is the system's"
 
     return bold(gpu.name) + f", {capability}, {driver}, {memory}"

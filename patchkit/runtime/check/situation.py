@@ -16,7 +16,7 @@ from patchkit.runtime.rules.releases import (
     variable_table,
     within,
 )
-from patchkit.target import DEFAULT_TARGET, targets
+from patchkit.target import DEFAULT_TARGET, is_unified, targets
 
 _SOFTWARE = ("vllm", "nccl", "torch", "triton")
 _HEADER_FACTS = (
@@ -34,7 +34,6 @@ _TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")
 _PINNED = re.compile(
     rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
 )
-_ONE_GPU_TARGETS = ("gb10", "thor")
 _NODE_COUNT = "--nnodes"
 _RANK_COUNTS = ("--tensor-parallel-size", "--pipeline-parallel-size")
 _RANK_DIGITS = 9
@@ -97,16 +96,11 @@ def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
 def _pinned_versions(text: str) -> Iterator[StatedVersion]:
     """Yield the versions of ``NAME==VERSION`` outside of comments."""
     projects = read_env_data("said")["distributions"]
-
-    if "==" not in text:
-        return
-
     for number, line in enumerate(text.split("\n"), 1):
         for match in _PINNED.finditer(line.partition("#")[0]):
             distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
 
-            if distribution in projects:
-                project = projects[distribution]
+            if project := projects.get(distribution):
                 yield StatedVersion(project, match["version"], number, match[0])
 
 
@@ -163,10 +157,10 @@ def _header_facts(text: str) -> dict[str, str]:
 def _is_of_several_nodes(content: FileContent, target: str) -> bool:
     """Return whether a flag requests several nodes.
 
-    If the target has one GPU per node, flags for several ranks count, too.
+    If the target has one GPU per node, in its CPU's memory, flags for several ranks count, too.
     """
     counting_flags = {_NODE_COUNT}
-    if target in _ONE_GPU_TARGETS:
+    if is_unified(target):
         counting_flags.update(_RANK_COUNTS)
 
     for flag in content.flags:

@@ -18,8 +18,8 @@ from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, Grounded, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.dense_layers import find_dense_layers
-from patchkit.runtime.serve.request import SPARK, ServeRequest
-from patchkit.target import DEFAULT_TARGET, targets
+from patchkit.runtime.serve.request import ServeRequest
+from patchkit.target import targets
 
 
 @frozen
@@ -125,9 +125,8 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
         prefix = "at least "
         read_gb = preset.reads_gb
 
-    is_spark = request.memory.whose == SPARK
-    device = targets().get(DEFAULT_TARGET if is_spark else request.node.target)
-    if not (read_gb and device and device.bandwidth and request.memory.shared):
+    device = targets().get(request.node.target)
+    if not (read_gb and device and device.bandwidth):
         return
 
     # Only tensor parallelism adds bandwidth: the nodes of a pipeline read one after the other.

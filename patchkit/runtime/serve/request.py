@@ -37,13 +37,12 @@ from patchkit.runtime.rules.presets import (
 )
 from patchkit.runtime.rules.rule import BY_DEFAULT, Names, RuleChoice
 from patchkit.runtime.serve.checkpoint import Checkpoint, Environment, download_folder
-from patchkit.target import DEFAULT_TARGET, targets
+from patchkit.target import DEFAULT_TARGET, is_unified
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
 LOCAL = "127.0.0.1"
 MASTER_PORT = 29501  # vLLM's default
 _MOST_NODES = 8  # if more were needed, more Sparks are not advised
-SPARK = "a Spark"  # the device whose memory is assumed if that of the host is not known
 _UNCHECKED = "whether it fits was not checked:"
 
 _BITS_PER_BYTE = 8
@@ -389,16 +388,13 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
 
     It is also assumed if the host does not tell the size of its memory or has no GPU.
     """
-    target = targets().get(host.target)
-    is_unified = target is not None and target.unified
-
     if node.target == DEFAULT_TARGET and not host.gpus:
         return _assumed_pool(node.target, "no GPU is found here")
     if node.target != host.target:
         return _assumed_pool(node.target, f"for {node.target}, which this host is not")
-    if is_unified and host.memory is None:
-        return _assumed_pool(node.target, "/proc/meminfo cannot be read")
-    if is_unified and host.memory:
+    if is_unified(host.target):
+        if host.memory is None:
+            return _assumed_pool(node.target, "/proc/meminfo cannot be read")
         gib = host.memory.total / KIB_PER_GIB
         return MemoryPool(gib=gib, shared=True, whose="this host")
 
@@ -419,11 +415,12 @@ def _assumed_pool(device: str, reason: str) -> MemoryPool:
     """Return the known size for a Spark, and an unknown size for another device."""
     if device != DEFAULT_TARGET:
         note = f"{_UNCHECKED} {reason}, and {device}'s memory is not known here"
-        return MemoryPool(gib=None, shared=True, whose=device, note=note)
+        shared = is_unified(device)
+        return MemoryPool(gib=None, shared=shared, whose=device, note=note)
 
     gib = load_flag_rules().memory.total_gib
     note = f"{reason}: sized for a Spark, with {gib} GiB that CPU and GPU share"
-    return MemoryPool(gib=gib, shared=True, whose=SPARK, note=note)
+    return MemoryPool(gib=gib, shared=True, whose="a Spark", note=note)
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:
