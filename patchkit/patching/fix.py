@@ -47,7 +47,8 @@ class Severity(enum.StrEnum):
 class Need:
     """Releases that need a fix (a PEP 440 specifier), and why.
 
-    ``arch`` limits the need to one arch mode, ``kind`` to "source" trees or "installed" packages.
+    ``arch`` limits the need to one arch mode, ``kind`` to "source" trees or "installed" packages,
+    ``target`` to one device.
     """
 
     versions: str
@@ -55,15 +56,16 @@ class Need:
     severity: Severity
     arch: Literal["", Mode] = ""
     kind: Literal["", "source", "installed"] = ""
+    target: str = ""
 
     def __post_init__(self) -> None:
         SpecifierSet(self.versions)  # raises ValueError
 
     @property
     def limits(self) -> str:
-        """Limits in words, such as "--arch native, installed"; "" without limits."""
+        """Limits in words, such as "--arch native, installed, gb10"; "" without limits."""
         arch = f"--arch {self.arch}" if self.arch else ""
-        return ", ".join(filter(None, (arch, self.kind)))
+        return ", ".join(filter(None, (arch, self.kind, self.target)))
 
     @property
     def begins(self) -> list[Version]:
@@ -226,7 +228,6 @@ class Fix:
     look: Look
     evidence: tuple[Evidence, ...] = ()
     layer: Layer = "python"  # or "build": only trees that are compiled
-    arches: tuple[Mode, ...] = ("native", "family")
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
     requires: tuple[str, ...] = ()
     prove: Proof | None = None

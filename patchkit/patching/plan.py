@@ -144,14 +144,15 @@ def patch_steps(
 class _Expectation:
     """What the version table says about a fix in a release, before the code is read.
 
-    ``known``: the table has the release. ``needed``: the release needs the fix. ``too_old``: the
-    release is older than every release that needs the fix. ``early``: a tree between two releases,
-    of which the later one is the first that needs the fix; the code may not be there yet.
+    ``known``: the table has the release. ``needed``: the release needs the fix. ``unneeded``: why
+    the code need not be asked, "" if it has to be: the release is older than every release that
+    needs the fix, or another device or arch mode does. ``early``: a tree between two releases, of
+    which the later one is the first that needs the fix; the code may not be there yet.
     """
 
     known: bool
     needed: bool
-    too_old: bool
+    unneeded: str
     early: bool
     severity: Severity
 
@@ -177,8 +178,8 @@ def judge(
     version = tree.version
     expected = _expect(fix, tree, recipe, request)
     severity = expected.severity
-    if expected.too_old:
-        return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {version}")
+    if expected.unneeded:
+        return Verdict(fix, State.NOT_APPLICABLE, expected.unneeded)
     if reason := _off_reason(fix, severity, request):
         return _judge_off(fix, tree, request, expected, reason)
 
@@ -248,13 +249,19 @@ def _expect(
     begins = chain.from_iterable(candidate.begins for candidate in needs)
     first = min(begins, default=Version("0"))
 
-    latest = (needs or fix.needs)[-1]
+    latest = need or (needs or fix.needs)[-1]
+    unneeded = ""
+    if need is None and release < first:
+        unneeded = f"not needed in {tree.version}"
+    elif not needs or (need and need.target not in ("", request.target.name)):
+        unneeded = f"needed for {latest.limits} alone"
+
     return _Expectation(
         known=recipe.knows(tree.version),
         needed=need is not None,
-        too_old=need is None and release < first,
+        unneeded=unneeded,
         early=tree.version < first <= release,
-        severity=(need or latest).severity,
+        severity=latest.severity,
     )
 
 
@@ -339,12 +346,10 @@ def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
 
 
 def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:
-    """Return why a fix does not apply to this device, build or kind of tree; "" if it does."""
+    """Return why a fix does not apply to this device or kind of tree; "" if it does."""
     if request.target.major not in fix.majors:
         majors = " or ".join(f"SM{major}x" for major in fix.majors)
         return f"{request.target.name} is not {majors}"
-    if request.arch not in fix.arches:
-        return f"only an --arch {fix.arches[0]} build needs it"
     if fix.layer == "build" and tree.kind == "installed":
         return "an installed package is already compiled"
     return ""

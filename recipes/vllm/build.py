@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
@@ -76,14 +76,6 @@ class Served:
 
 
 @frozen
-class Unused:
-    """Major compute capabilities on which vLLM, with the fix, does not use code of a source."""
-
-    majors: tuple[int, ...]
-    fix: str
-
-
-@frozen
 class KnownSource:
     """What ``build.toml`` says about an external source; it describes the fields."""
 
@@ -100,7 +92,7 @@ class KnownSource:
     installed: tuple[str, ...] = ()
     majors: tuple[int, ...] = ()
     later: tuple[Served, ...] = ()
-    unused: tuple[Unused, ...] = ()
+    unused: Mapping[str, str] = field(default_factory=dict)
     native: str = ""
     ready: str = ""
     compiled: str = ""

@@ -151,7 +151,7 @@ def take_installed(tree: SourceTree, parts: Iterable[Wanted]) -> SourceTree:
 def idle_sources(
     tree: SourceTree,
     request: Request,
-    named: Collection[str] = (),
+    named: Collection[str],
 ) -> dict[str, str]:
     """Return option → reason for each optional source that the device does not need.
 
@@ -183,20 +183,17 @@ def _idle_reason(
 
     Return "" if the source is needed. ``targets`` are the targets that setup.py asks for.
     """
-    major = request.target.major
-    if not source.serves(major, tree.version):
-        return f"of no use to {request.target.title}"
+    target = request.target
+    if not source.serves(target.major, tree.version):
+        return f"of no use to {target.title}"
     if not set(source.targets).intersection(targets):
         return "setup.py builds nothing of it"
 
-    for unused in source.unused:
-        if major in unused.majors and _is_applied(unused.fix, request):
-            return f"vLLM does not choose it there, by the fix {unused.fix}"
+    fix = source.unused.get(target.name)
+    is_applied = fix in request.only if request.only else fix not in request.skip
+    if fix and is_applied:
+        return f"vLLM does not choose it there, by the fix {fix}"
     return ""
-
-
-def _is_applied(fix: str, request: Request) -> bool:
-    return fix in request.only if request.only else fix not in request.skip
 
 
 def _can_leave(tree: SourceTree, source: KnownSource) -> bool:

@@ -84,7 +84,7 @@ from patchkit.source.resolve import (
 from patchkit.target import DEFAULT_TARGET, Load, best_load
 
 # The fields of a fix that the list of fixes prints with --json.
-_FIX_FACTS = ("id", "title", "layer", "arches", "upstream", "needs")
+_FIX_FACTS = ("id", "title", "layer", "upstream", "needs")
 
 
 @click.command

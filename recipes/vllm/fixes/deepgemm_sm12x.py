@@ -92,7 +92,9 @@ FIX = kit.Fix(
     "the GB10 turn DeepGEMM off all the same. VLLM_USE_DEEP_GEMM=1 turns it on again from 0.25.",
     needs=(
         kit.required("==0.24.0", "block-FP8 models stop in DeepGEMM"),
-        kit.recommended(">=0.25", "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"),
+        kit.recommended(
+            ">=0.25", "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0", target="gb10"
+        ),
     ),
     upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
     look=look,

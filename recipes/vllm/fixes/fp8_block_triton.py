@@ -83,7 +83,11 @@ FIX = kit.Fix(
     "model (Qwen3 FP8, DeepSeek).",
     why="CUTLASS's block kernels, and from 0.24 DeepGEMM's, come before Triton's. On a complete "
     "build they are meant to work on 12.1, so this is a way around, not a cure.",
-    needs=(kit.optional(">=0.11.1", "a way around CUTLASS's and DeepGEMM's kernels"),),
+    needs=(
+        kit.optional(
+            ">=0.11.1", "a way around CUTLASS's and DeepGEMM's kernels", target="gb10"
+        ),
+    ),
     upstream="never the default; from 0.22.0 --linear-backend triton does the same",
     look=look,
     prove=prove,

@@ -97,9 +97,10 @@ FIX = kit.Fix(
         kit.recommended(
             ">=0.19,<0.20",
             "a wheel built for 12.1 has traps for FP8 kernels",
+            target="gb10",
             kind="installed",
         ),
-        kit.optional(">=0.11.1", "a way around CUTLASS's FP8 kernels"),
+        kit.optional(">=0.11.1", "a way around CUTLASS's FP8 kernels", target="gb10"),
     ),
     upstream="never the default; from 0.22.0 --linear-backend torch does the same",
     look=look,

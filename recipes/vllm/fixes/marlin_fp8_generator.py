@@ -67,12 +67,18 @@ FIX = kit.Fix(
     symptom='"marlin kernel with fp8 activation is not built." on a build for 12.1a.',
     why="The generators compare the arch with 89 and 120; for 12.1a they see 121 and leave the "
     "FP8-input kernels out.",
-    needs=(kit.required(">=0.12,<0.22", "a 12.1a build lacks kernels that 12.0 has"),),
+    needs=(
+        kit.required(
+            ">=0.12,<0.22",
+            "a 12.1a build lacks kernels that 12.0 has",
+            arch="native",
+            target="gb10",
+        ),
+    ),
     upstream="0.22.0 asks for arch // 10 == 12",
     look=look,
     prove=prove,
     layer="build",
-    arches=("native",),
     examples=(
         kit.Example(
             "0.19.1",

@@ -236,7 +236,9 @@ FIX = kit.Fix(
     "VLLM_TUNED_CONFIG_FOLDER names a folder of your own, which is searched first.",
     needs=(
         kit.optional(
-            ">=0.11.1", "the kernel runs without them, on upstream's defaults"
+            ">=0.11.1",
+            "the kernel runs without them, on upstream's defaults",
+            target="gb10",
         ),
     ),
     upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",

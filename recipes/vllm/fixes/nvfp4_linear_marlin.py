@@ -178,8 +178,12 @@ FIX = kit.Fix(
     "Marlin keeps the 4-bit weights and computes in 16 bits; decoding is bound by memory, so it "
     "costs little there and some speed in prefill.",
     needs=(
-        kit.recommended(">=0.11.1,<0.28", "the FP4 GEMMs were reported wrong on 12.x"),
-        kit.optional(">=0.28", "upstream's GB10 recipes use the native FP4 GEMMs"),
+        kit.recommended(
+            ">=0.11.1,<0.28", "the FP4 GEMMs were reported wrong on 12.x", target="gb10"
+        ),
+        kit.optional(
+            ">=0.28", "upstream's GB10 recipes use the native FP4 GEMMs", target="gb10"
+        ),
     ),
     upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
     "marlin from 0.22.0",

@@ -141,17 +141,22 @@ FIX = kit.Fix(
         kit.recommended(
             ">=0.12,<0.23",
             "native FP4 was reported wrong on 12.x; Marlin is built as machine code",
+            target="gb10",
             kind="source",
         ),
         kit.optional(
             ">=0.12,<0.23",
             "upstream's wheels carry Marlin MoE as PTX, which was reported wrong on 12.x too",
+            target="gb10",
             kind="installed",
         ),
-        kit.recommended(">=0.23,<0.28", "native FP4 was reported wrong on 12.x"),
+        kit.recommended(
+            ">=0.23,<0.28", "native FP4 was reported wrong on 12.x", target="gb10"
+        ),
         kit.optional(
             ">=0.28",
             "upstream's GB10 recipes take Marlin for some models, native FP4 for others",
+            target="gb10",
         ),
     ),
     upstream="0.12.0 has an SM120 NVFP4 MoE kernel; from 0.17.0 --moe-backend marlin",

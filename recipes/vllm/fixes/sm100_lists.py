@@ -37,11 +37,12 @@ FIX = kit.Fix(
     why="Three SM100 lists name 12.0f, so the build sets ENABLE_NVFP4_SM100 and "
     "ENABLE_SCALED_MM_SM100, and the dispatch takes the SM100 kernels at compile time. Asked for "
     "12.1a, the lists of that release lead nowhere by themselves.",
-    needs=(kit.required("==0.11.1", "SM100 kernels are chosen on SM12x"),),
+    needs=(
+        kit.required("==0.11.1", "SM100 kernels are chosen on SM12x", arch="family"),
+    ),
     upstream="0.11.2 took 12.0f out of the SM100 lists",
     look=look,
     layer="build",
-    arches=("family",),
     examples=(
         kit.Example(
             "0.11.1",

@@ -87,7 +87,7 @@ def test_every_source_is_known_with_its_commit(source):
     assert all(len(each.commit) == 40 for each in found)
     if source.version >= Version("0.20"):
         # What a default build for a GB10 needs git for.
-        idle = idle_sources(source, Request(target=targets()["gb10"]))
+        idle = idle_sources(source, Request(target=targets()["gb10"]), ())
         named = {
             each.known.option
             for each in found
@@ -143,7 +143,7 @@ def test_the_files_of_a_folder_take_the_place_of_a_source(source, ask):
 def test_what_is_left_out_has_no_code_for_the_device(source, ask):
     """Judged by the release's own CMake, for a GB10 and for a Thor."""
     for target in (targets()["gb10"], targets()["thor"]):
-        idle = idle_sources(source, Request(target=target))
+        idle = idle_sources(source, Request(target=target), ())
         files = {
             known.file
             for known in by_option(idle)
