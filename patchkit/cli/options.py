@@ -127,11 +127,14 @@ folder_options = _source_adder(*_ANY)  # for trees that are patched already
 target_option = option(
     "--target", "Device; default: gb10.", type=click.Choice(list(targets()))
 )
+_ARCHS = ", ".join(
+    f"{row.name} {row.native}|{row.family}" for row in targets().values()
+)
 
 
 _REQUEST = (
     target_option,
-    option("--arch native|family", "Device code, of GB10: native 12.1a, family 12.0f."),
+    option("--arch native|family", f"Device code: {_ARCHS}."),
     option(
         "--only ID", "only", "Apply only this fix; repeat for several.", multiple=True
     ),
@@ -177,8 +180,8 @@ class Selection:
         if arch not in MODES:
             raise UsageError(
                 f"--arch takes native or family, not {arch!r}",
-                why="a bare 12.1 would lose the device's own instructions",
-                hint="native builds 12.1a, family builds 12.0f",
+                why="a bare number would lose the device's own instructions",
+                hint=f"take native or family: {_ARCHS}",
             )
 
         return Request(

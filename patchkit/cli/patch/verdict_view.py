@@ -77,6 +77,8 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
     release = bold(f"{tree.project} {tree.version}")
     device = f"  {tree.kind}  →  {target.title}, {request.arch} "
     yield release + device + bold(built)
+    if target.untried:
+        yield note(target.untried)
     if recipe.added:
         yield dim(f"with recipes of yours: {', '.join(map(str, recipe.added))}")
 

@@ -106,9 +106,9 @@ def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
 
 def _check_devices(host: Host, halves: Sequence[Netdev]) -> Facts:
     cages = {device.cage for device in host.rdma} - {None}
-    has_card = cages or halves
-    if host.target == "gb10" and not has_card:
+    if host.target == "gb10" and not (cages or halves):
         yield _fact("no-connectx")
+    yield _fact(host.target)  # what is to be said of the device itself
 
     rdma_names = {device.netdev for device in host.rdma}
     bare = [half.name for half in halves if half.name not in rdma_names]

@@ -35,9 +35,6 @@ from patchkit.target import DEFAULT_TARGET
 
 _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
-_NO_DEVICE = "the GPU is no GB10 or Thor, so their rules are left out; --target gb10 puts them in"
-_NO_GPU = "no GPU is found here, so this is for a GB10; --target names another device"
-_GATE = "HF_TOKEN"  # a secret: patchkit writes its value to no file
 
 
 @frozen
@@ -175,10 +172,8 @@ def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[st
         unused = set(halves) - {attachment.half.strip("=")}
         yield f"{', '.join(unused)}, the other half of the cable, is left out of {_HCAS}"
 
-    if node.target == "other":
-        yield _NO_DEVICE
-    elif node.target == DEFAULT_TARGET and not host.gpus:
-        yield _NO_GPU
+    if node.target == DEFAULT_TARGET and not host.gpus:
+        yield "no GPU is found here, so this is for a GB10; --target names another device"
 
     # Only clusters have rules about NCCL.
     ruled = ["triton"] if node.role == "single" else ["triton", "nccl"]
@@ -224,7 +219,7 @@ def _read_preset(preset: Preset) -> Iterator[Setting]:
     """Yield the variables that a model needs. HF_TOKEN is yielded without its value."""
     variables = dict(preset.variables)
     if preset.needs_token:
-        variables[_GATE] = ""
+        variables["HF_TOKEN"] = ""  # a secret: patchkit writes its value to no file
     for name, value in variables.items():
         yield Setting(
             name=name,

@@ -86,7 +86,12 @@ def test_load():
 
 
 def test_a_target_reaches_its_own_device():
-    for name, capability in (("gb10", GB10), ("thor", THOR), ("h200", H100)):
+    for name, capability in (
+        ("gb10", GB10),
+        ("thor", THOR),
+        ("h200", H100),
+        ("rtx50", (12, 0)),
+    ):
         target = targets()[name]
         assert (target.name, target.capability, target.major) == (
             name,

@@ -185,9 +185,9 @@ def test_what_a_development_version_does_not_have_is_no_drift(version, state, pl
             "an installed package is already compiled",
         ),
         (
-            {"arches": ("native",)},
+            {"needs": (replace(NEED, arch="native"),)},
             {"arch": "family"},
-            "only an --arch native build needs it",
+            "needed for --arch native alone",
         ),
         ({"majors": (12,)}, {"target": "thor"}, "thor is not SM12x"),
         ({"majors": (11, 12)}, {"target": "h200"}, "h200 is not SM11x or SM12x"),
@@ -196,6 +196,31 @@ def test_what_a_development_version_does_not_have_is_no_drift(version, state, pl
 def test_a_fix_stays_out_of_what_it_is_not_for(fields, request_, reason, plan_of):
     [verdict] = plan_of([fix_of("a", **fields)], "neither\n", **request_).verdicts
     assert (verdict.state, verdict.reason) == (State.NOT_APPLICABLE, reason)
+
+
+ONLY_GB10 = (
+    Need(">=0.12,<0.16", "both", Severity.REQUIRED),
+    Need(">=0.16,<0.20", "one", Severity.REQUIRED, target="gb10"),
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "state", "reason"),
+    [
+        ("0.14.1", "rtx50", "apply", "a.txt: has 'old\\n'"),
+        ("0.19.1", "gb10", "apply", "a.txt: has 'old\\n'"),
+        ("0.19.1", "rtx50", "not-applicable", "needed for gb10 alone"),
+        ("0.20.0", "rtx50", "drifted", "0.20.0 is known to be right"),
+    ],
+)
+def test_a_release_may_need_a_fix_on_one_device_alone(
+    version, target, state, reason, plan_of
+):
+    fix = fix_of("a", needs=ONLY_GB10)
+    [verdict] = plan_of([fix], STOCK, version, target=target).verdicts
+    assert verdict.state.value == state
+    assert verdict.reason.startswith(reason)
+    assert ONLY_GB10[1].limits == "gb10"
 
 
 OPTIONAL = (Need(">=0.12", "faster", Severity.OPTIONAL),)

@@ -177,6 +177,6 @@ def test_explained(cli):
     assert rows["--moe-backend"].startswith("✓")
     assert "Marlin reads FP4" in rows["--moe-backend"]
     assert rows["--swap-space"].startswith("-")
-    assert "there is nowhere to swap to" in rows["--swap-space"]
+    assert "without effect since the V1 engine" in rows["--swap-space"]
     assert rows["--enforce-eager"].startswith("-")
     assert "14 of 30" in done.stderr
