@@ -125,7 +125,7 @@ folder_options = _source_adder(*_ANY)  # for trees that are patched already
 
 
 target_option = option(
-    "--target", "Device; default: gb10.", type=click.Choice(list(targets()))
+    "--target", "Device; default: gb10.", type=click.Choice(targets())
 )
 _ARCHS = ", ".join(
     f"{row.name} {row.native}|{row.family}" for row in targets().values()

@@ -226,11 +226,11 @@ def across() -> Across:
 def known_externals() -> tuple[KnownSource, ...]:
     """Return every external source that some release fetches."""
     sources = read_toml(tuple[KnownSource, ...], _FILE, key="external")
-    return tuple(replace(source, pins=_located_pins(source)) for source in sources)
-
-
-def _located_pins(source: KnownSource) -> tuple[Pin, ...]:
-    return tuple(replace(pin, url=pin.url or source.url) for pin in source.pins)
+    known = []
+    for source in sources:
+        pins = [replace(pin, url=pin.url or source.url) for pin in source.pins]
+        known.append(replace(source, pins=tuple(pins)))
+    return tuple(known)
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:

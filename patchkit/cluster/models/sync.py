@@ -109,15 +109,17 @@ def find_holders(
 ) -> list[tuple[ModelNode, ModelCheck]]:
     """Return the nodes that have a model, each with its quick check.
 
-    ``commit`` may be shortened, or "" for any. If ``whole``, leave out models with errors. Raises
-    SourceError if no node has the model, or if nodes have different commits of it.
+    ``commit`` may be shortened, as those of the models may be, or "" for any. If ``whole``, leave
+    out models with errors. Raises SourceError if no node has the model, or if nodes have different
+    commits of it.
     """
     holders = [
         (node, model)
         for node, models in zip(nodes, models_by_node, strict=True)
         if not isinstance(models, PatchkitError)
         for model in models
-        if model.repo == repo and _is_same_commit(model.commit, commit)
+        if model.repo == repo
+        if model.commit.startswith(commit) or commit.startswith(model.commit)
     ]
     if whole:
         holders = [(node, model) for node, model in holders if not model.exit_code]
@@ -135,11 +137,6 @@ def find_holders(
             hint="`patchkit model list` shows them; name one: REPO@COMMIT",
         )
     return holders
-
-
-def _is_same_commit(short: str, commit: str) -> bool:
-    """Return whether two commits are the same as far as both are given: either may be shortened."""
-    return short.startswith(commit) or commit.startswith(short)
 
 
 def find_source(

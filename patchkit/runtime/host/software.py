@@ -16,7 +16,8 @@ from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import find_owners, find_version
 from patchkit.runtime.python.libnccl import nccl_version
 
-# The line of a package's file that has its version.
+# The file of a package with its version, and the line that has it.
+_VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](\d[^"']*)["']""", re.MULTILINE)
 _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
