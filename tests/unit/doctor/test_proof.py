@@ -246,7 +246,7 @@ def test_without_a_gpu_there_is_an_archive_with_the_reasons(cli, tmp_path):
     }
     files |= {
         "site/vllm/__init__.py": "",
-        "site/vllm-0.33.0.dist-info/METADATA": "Name: vllm\nVersion: 0.33.0\n",
+        "site/vllm/_version.py": "__version__ = '0.33.0'\n",
     }
     write_files(tmp_path, files, mode=0o755)
     place = tmp_path / "gb10.tar.gz"
