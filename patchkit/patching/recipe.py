@@ -101,7 +101,13 @@ def load_recipe(project: str) -> Recipe:
     for folder in folders:
         names = read_toml(list[str], folder / "recipe.toml", RecipeError, key="fixes")
         fixes += load_fixes(folder, names)
-    _check_unique(fixes, folders[-1])
+    for fix_id, count in Counter(fix.id for fix in fixes).items():
+        if count > 1:
+            raise RecipeError(
+                f"{folders[-1] / 'recipe.toml'}: the fix {fix_id} is there already",
+                why="patchkit or another folder of recipes has a fix of this id",
+                hint="give the new one another id",
+            )
 
     return Recipe(
         project=project,
@@ -121,17 +127,6 @@ def _known_releases(facts: RecipeFacts, home: Path) -> tuple[Version, ...]:
         return tuple(release.version for release in facts.releases if release.read)
     lock = home / "lock.toml"
     return tuple(map(Version, read_lock(lock))) if lock.is_file() else ()
-
-
-def _check_unique(fixes: Sequence[Fix], folder: Path) -> None:
-    """Raise RecipeError if two fixes have the same id."""
-    for fix_id, count in Counter(fix.id for fix in fixes).items():
-        if count > 1:
-            raise RecipeError(
-                f"{folder / 'recipe.toml'}: the fix {fix_id} is there already",
-                why="patchkit or another folder of recipes has a fix of this id",
-                hint="give the new one another id",
-            )
 
 
 def _digest_of(folders: Sequence[Path]) -> str:

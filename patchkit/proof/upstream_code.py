@@ -239,9 +239,8 @@ class _Module(dict[str, Any]):
 
     def _fetch(self, names: Iterable[str]) -> None:
         """Keep names as globals: the look-ups of a class body do not come by ``__missing__``."""
-        for name in names:
-            if self.has(name) and name not in self:
-                self[name] = self[name]
+        for name in filter(self.has, names):
+            self[name] = self[name]
 
     def _import_module(
         self,

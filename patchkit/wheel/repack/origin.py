@@ -84,7 +84,6 @@ def find_wheel(
         entry = upstream_wheels(project, cpu).get(version.public)
         locked = entry is not None and entry.sha256 == wheel.sha256
         if not locked:
-            _refuse_repacked(wheel)
             _require_vouched(wheel, sha256, entry)
 
         yield Origin(
@@ -118,19 +117,6 @@ def _check_named(path: Path, cpu: str) -> str:
     return project
 
 
-def _refuse_repacked(wheel: WheelFile) -> None:
-    if facts := wheel.facts:
-        name = wheel.name
-        raise UsageError(
-            f"{wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
-            f"{facts.get('target')}",
-            why="a repack begins with what upstream released",
-            hint=repack_command(
-                f"{name.project}=={name.version.public}", min(name.cpus)
-            ),
-        )
-
-
 def upstream_wheels(project: str, cpu: str) -> dict[str, LockEntry]:
     """Read upstream's wheels for a CPU, by version, from ``wheels.toml`` of the recipe."""
     lock = recipe_folder(project) / "wheels.toml"
@@ -143,7 +129,18 @@ def _require_vouched(
     sha256: str | None,
     entry: LockEntry | None,
 ) -> None:
-    """Raise an error if a file is neither in the lock nor has the sha256 that the user gives."""
+    """Raise an error for a file of patchkit, or of neither the lock nor the sha256 of the user."""
+    name = wheel.name
+    if facts := wheel.facts:
+        raise UsageError(
+            f"{wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
+            f"{facts.get('target')}",
+            why="a repack begins with what upstream released",
+            hint=repack_command(
+                f"{name.project}=={name.version.public}", min(name.cpus)
+            ),
+        )
+
     if sha256 is not None:
         require_sha256(sha256.lower())
         if sha256.lower() != wheel.sha256:
@@ -154,7 +151,6 @@ def _require_vouched(
             )
         return
 
-    name = wheel.name
     if entry is None or entry.filename != name:
         raise UsageError(
             f"{wheel.path} is not among upstream's wheels that this patchkit knows",

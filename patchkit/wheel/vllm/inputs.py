@@ -177,7 +177,15 @@ def gather_sources(
             environment[external.external.variable] = str(home / option)
             continue
 
-        _require_files(external, folder)
+        for name in known.files:
+            if not (folder / name).is_file():
+                raise SourceError(
+                    f"--source {option}: {name} is missing in it",
+                    why=f"it is not {external.external.url}, or its submodules were not checked "
+                    "out",
+                    hint="git submodule update --init --recursive; in the folder that is named",
+                )
+
         place = str(home / option / known.folder)
         if known.define and known.define.covers(version):
             defines[known.define.variable] = place
@@ -347,17 +355,6 @@ def _check_out(
         _check_out(module.url, module.commit, dest / path, None, offline=offline)
 
 
-def _require_files(wanted: Wanted, folder: Path) -> None:
-    for name in wanted.known.files:
-        if not (folder / name).is_file():
-            url = wanted.external.url
-            raise SourceError(
-                f"--source {wanted.known.option}: {name} is missing in it",
-                why=f"it is not {url}, or its submodules were not checked out",
-                hint="git submodule update --init --recursive; in the folder that is named",
-            )
-
-
 # Parts of upstream's own wheel: Python, headers and libraries as they are installed.
 # ``recipes/vllm/build.toml`` says which of its paths belong to which project.
 
@@ -443,7 +440,15 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
         origin = f"as upstream compiled it: {_list_codes(served)}"
     identity = f"vllm=={version}, sha256:{wheel.sha256}; {origin}"
     chosen = [member for member in members if member not in idle]
-    fill = partial(_copy_members, wheel.path, chosen)
+
+    def fill(dest: Path) -> None:
+        with (
+            WheelFile(wheel.path) as whole,
+            translated("the source is not complete", dest),
+        ):
+            for member in chosen:
+                whole.copy_member(member, dest / member)
+
     return FoundSource(identity, True, fill)
 
 
@@ -468,12 +473,6 @@ def _list_codes(binaries: Iterable[Binary]) -> str:
         words.append(f"{stem} ({codes})" if codes else stem)
 
     return ", ".join(dict.fromkeys(words))
-
-
-def _copy_members(path: Path, members: Iterable[str], dest: Path) -> None:
-    with WheelFile(path) as wheel, translated("the source is not complete", dest):
-        for member in members:
-            wheel.copy_member(member, dest / member)
 
 
 def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
