@@ -128,7 +128,11 @@ def _make_vllm_wheel(
         if not order.extensions:
             require_loading(kernels.judged, target, wheel.name)
         proofs = list(_prove_compiled(root, order, kernels.binaries))
-        proofs += _prove_installed(root, order, prepared, wheel)
+        for part in prepared.gathered.installed:
+            known = part.known
+            if not order.extensions or order.extensions & set(known.targets):
+                folder = root / "external" / known.option
+                proofs.append(prove_parts(wheel, folder, known.option))
 
         # Libraries that were compiled here, too: upstream's CMake asks for only PTX in some places.
         folder = emptied(root / "native")
@@ -173,20 +177,6 @@ def _prove_compiled(
     libraries = asked_targets(tree)
     linked = [source for source in compiled if source.library in libraries]
     yield from prove_compiled(linked, binaries, target)
-
-
-def _prove_installed(
-    root: Path,
-    order: VllmOrder,
-    prepared: Prepared,
-    wheel: WheelFile,
-) -> Iterator[str]:
-    """Prove that the wheel holds each part that comes from upstream's wheel; yield sentences."""
-    for part in prepared.gathered.installed:
-        known = part.known
-        if not order.extensions or order.extensions & set(known.targets):
-            folder = root / "external" / known.option
-            yield prove_parts(wheel, folder, known.option)
 
 
 def _seal_vllm_wheel(
