@@ -1,11 +1,19 @@
-"""Define decorators for records: frozen dataclasses with slots, whose fields have an order or not."""
+"""Define decorators for records: frozen dataclasses with slots, whose fields have an order or not.
+
+All records share the functions below. ``dataclass`` would compile six functions for each class,
+which takes 0.3 ms for a class and a fifth of the time of `patchkit env`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from functools import cache
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+_fields: Callable[[type], tuple[Field[Any], ...]] = cache(fields)
 
 
 @dataclass_transform(
@@ -13,10 +21,90 @@ T = TypeVar("T")
 )
 def frozen(cls: type[T]) -> type[T]:
     """Make a class a record: a dataclass that is frozen, has slots, and takes fields by name."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    return _make_record(cls, kw_only=True)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def positional(cls: type[T]) -> type[T]:
     """Make a class a record that takes its fields in order, too."""
-    return dataclass(frozen=True, slots=True)(cls)
+    return _make_record(cls, kw_only=False)
+
+
+def _make_record(cls: type[T], *, kw_only: bool) -> type[T]:
+    for name, function in _SHARED.items():
+        setattr(cls, name, function)
+    make = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)
+    return make(cls)
+
+
+def _set_fields(record: Any, /, *given: Any, **values: Any) -> None:
+    if given:
+        names = type(record).__match_args__
+        if len(given) > len(names):
+            raise TypeError(
+                f"{type(record).__name__} takes {len(names)} fields in order"
+            )
+        values |= zip(names, given, strict=False)
+    for entry in _fields(type(record)):
+        if entry.name in values:
+            value = values.pop(entry.name)
+        elif entry.default_factory is not MISSING:
+            value = entry.default_factory()
+        elif entry.default is not MISSING:
+            value = entry.default
+        else:
+            raise TypeError(f"{type(record).__name__} lacks {entry.name}")
+        object.__setattr__(record, entry.name, value)
+
+    if values:
+        raise TypeError(f"{type(record).__name__} has no field {min(values)!r}")
+    if check := getattr(record, "__post_init__", None):
+        check()
+
+
+def _content(record: Any) -> dict[str, Any]:
+    return {entry.name: getattr(record, entry.name) for entry in _fields(type(record))}
+
+
+def _restore(record: Any, content: dict[str, Any]) -> None:
+    for name, value in content.items():
+        object.__setattr__(record, name, value)
+
+
+def _make_key(kind: type) -> Callable[[Any], object]:
+    return attrgetter("__class__", *(entry.name for entry in _fields(kind)))
+
+
+# Class → the function that returns the class and the values of a record.
+_key_of: Callable[[type], Callable[[Any], object]] = cache(_make_key)
+
+
+def _is_equal(record: Any, other: object) -> bool:
+    kind = type(record)
+    return type(other) is kind and _key_of(kind)(other) == _key_of(kind)(record)
+
+
+def _hash(record: Any) -> int:
+    return hash(_key_of(type(record))(record))
+
+
+def _show(record: Any) -> str:
+    pairs = (f"{name}={value!r}" for name, value in _content(record).items())
+    return f"{type(record).__qualname__}({', '.join(pairs)})"
+
+
+def _refuse(_record: Any, name: str, _value: object = None) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+_SHARED = {
+    "__init__": _set_fields,
+    "__eq__": _is_equal,
+    "__hash__": _hash,
+    "__repr__": _show,
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+    # For copies, which would set each field by __setattr__.
+    "__getstate__": _content,
+    "__setstate__": _restore,
+}

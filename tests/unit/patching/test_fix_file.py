@@ -58,7 +58,7 @@ def refused(copy, cli):
             "title=",
             "titel=",
             "FIX =",
-            "TypeError: Fix.__init__() got an unexpected keyword",
+            "TypeError: Fix lacks title",
         ),
         # Python 3.12 on has more words than the name.
         (FILE, "kit.required", "kit.reqired", "kit.reqired", "AttributeError: "),
