@@ -53,7 +53,9 @@ def _set_fields(record: Any, /, *given: Any, **values: Any) -> None:
         elif entry.default is not MISSING:
             value = entry.default
         else:
-            raise TypeError(f"{type(record).__name__} lacks {entry.name}")
+            unknown = values.keys() - {field.name for field in _fields(type(record))}
+            more = f", and has no field {min(unknown)!r}" if unknown else ""
+            raise TypeError(f"{type(record).__name__} lacks {entry.name}{more}")
         object.__setattr__(record, entry.name, value)
 
     if values:
