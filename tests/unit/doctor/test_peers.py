@@ -16,6 +16,7 @@ from patchkit.doctor.peers.software import model_findings
 from patchkit.doctor.private_names import private_names
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
+from patchkit.runtime.host.host import Gpu
 from support import clusters, hosts
 from support.archives import archive_texts
 from support.clusters import image_facts, model, state, unit
@@ -33,6 +34,19 @@ def well(tmp_path_factory):
 
 def wrong(file, nodes):
     return [each for each in cluster_findings(file, nodes) if each.level in WRONG]
+
+
+def test_a_device_that_nobody_tried_is_told(well):
+    gpu = Gpu(name="NVIDIA GeForce RTX 5090", capability="12.0", memory=32607)
+    head = well[1][0]
+    facts = replace(head.facts, host=replace(head.facts.host, gpus=(gpu,)))
+    told = {
+        row.about: row
+        for row in cluster_findings(well[0], [replace(head, facts=facts)])
+    }
+    assert told["rtx50"].level is Level.NOTE
+    assert "nobody has run patchkit's vLLM on one" in told["rtx50"].what
+    assert "rtx50" not in {row.about for row in cluster_findings(well[0], [head])}
 
 
 def netdev(report, **changes):

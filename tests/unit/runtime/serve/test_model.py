@@ -102,6 +102,21 @@ def machine(tmp_path):
     return make
 
 
+UNTRIED = [
+    (("env", "--role", "single", "--vllm", "0.33.0"), "nobody has tried this file on"),
+    (("serve-args", GPT, "--vllm", "0.33.0"), "nobody has tried these flags on an RTX"),
+    (("probe",), "nobody has run patchkit's vLLM on one"),
+]
+
+
+@pytest.mark.parametrize(("verb", "note"), UNTRIED, ids=["env", "serve-args", "probe"])
+def test_a_verb_says_what_nobody_tried_on_a_card(machine, verb, note):
+    for gpu, is_told in ((STATION, True), (SPARK, False)):
+        done = CliRunner().invoke(group, [*verb, f"--root={machine(gpu, 500)}"])
+        assert done.exit_code == 0, done.output
+        assert (note in " ".join(done.output.split())) is is_told
+
+
 @pytest.mark.parametrize(
     ("gpu", "ram", "asked", "figures", "hint"),
     [
