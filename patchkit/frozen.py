@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from functools import cache
-from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -73,21 +72,12 @@ def _restore(record: Any, content: dict[str, Any]) -> None:
         object.__setattr__(record, name, value)
 
 
-def _make_key(kind: type) -> Callable[[Any], object]:
-    return attrgetter("__class__", *(entry.name for entry in _fields(kind)))
-
-
-# Class → the function that returns the class and the values of a record.
-_key_of: Callable[[type], Callable[[Any], object]] = cache(_make_key)
-
-
 def _is_equal(record: Any, other: object) -> bool:
-    kind = type(record)
-    return type(other) is kind and _key_of(kind)(other) == _key_of(kind)(record)
+    return type(other) is type(record) and _content(other) == _content(record)
 
 
 def _hash(record: Any) -> int:
-    return hash(_key_of(type(record))(record))
+    return hash(tuple(_content(record).values()))
 
 
 def _show(record: Any) -> str:

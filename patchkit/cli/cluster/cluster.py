@@ -31,7 +31,7 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.cli.runtime.node_options import TOPOLOGIES
-from patchkit.cli.wheel.wheelhouse import tell_hashing
+from patchkit.cli.wheel.wheelhouse import require_wheels, tell_hashing
 from patchkit.cluster.agent.image_facts import ImageContents
 from patchkit.cluster.agent.installation import InstalledVenv, NodeWheel, WheelLock
 from patchkit.cluster.agent.node_facts import NodeFacts
@@ -53,7 +53,6 @@ from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.cluster.ssh.rsync import Progress
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
-from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.env_file import write
@@ -438,12 +437,7 @@ def _require_whole(house: Path, verified: Verified) -> None:
         hint = quoted("patchkit", "verify", house)
         raise worst.kind(what, why=worst.why, hint=hint)
 
-    if not verified.entries:
-        newest = f"vllm=={load_recipe('vllm').newest}"
-        repack = quoted("patchkit", "repack", newest, "--dir", house)
-        fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
-        what = f"{house}: holds no wheels"
-        raise UsageError(what, why=_ALL_OF_IT, hint=f"{repack} && {fill}")
+    require_wheels(house, verified)
 
 
 def _node_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:

@@ -44,11 +44,7 @@ _LISTED = [
 ]
 # States in which the severity of a fix does not matter.
 _UNSEVERE = (State.UPSTREAM, State.NOT_APPLICABLE)
-_DIFF_STYLES: Mapping[str, _Style] = {
-    "+": {"fg": "green"},
-    "-": {"fg": "red"},
-    "@": {"fg": "cyan"},
-}
+_DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
@@ -172,8 +168,4 @@ def diff_blocks(diff: str) -> Blocks:
 
     # splitlines() would also split at form feeds and the like, which a source may hold.
     for line in diff.removesuffix("\n").split("\n"):
-        styles = _DIFF_STYLES.get(line[:1], {})
-        if line.startswith(("+++", "---", "diff ")):
-            styles = {"bold": True}
-
-        yield LaidOut(style(line, **styles))
+        yield LaidOut(style(line, fg=_DIFF_COLOURS.get(line[:1])))

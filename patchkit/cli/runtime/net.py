@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from patchkit.cli.out import (
-    FOLDER,
     PATH,
     LaidOut,
     bold,
@@ -37,6 +36,7 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
+from patchkit.cli.runtime.node_options import ROOT
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.addressing import (
@@ -64,6 +64,7 @@ from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.env_file import write
+from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data, refusal
 
@@ -86,9 +87,7 @@ class _IPv4Type(click.ParamType[Any]):
             self.fail(f"{what}; for example {self.example}", param, ctx)
 
 
-_LIVE = Path("/")
 _NETWORK = read_env_data("network")
-_ROOT = option("--root", "Another root than /.", type=FOLDER, default=_LIVE)
 _NETDEV = option(
     "--netdev", "netdevs", "Interface, instead of cabled ones.", multiple=True
 )
@@ -120,7 +119,7 @@ def net_command() -> None:
 )
 @_NETDEV
 @option("--mtu N", "MTU; default: keep it.", type=int)
-@_ROOT
+@ROOT
 @option("-o", "--output FILE", "Write the netplan file there.", type=PATH)
 @flag("--force", "Replace a FILE with another content.")
 @verbose_option
@@ -188,7 +187,7 @@ def _tell_unread(contents: Mapping[str, object]) -> None:
 def _next_step(
     plan: NetPlan, request: NetPlanOptions, root: Path, output: Path | None
 ) -> LaidOut:
-    at_root = () if root == _LIVE else ("--root", root)
+    at_root = () if root == LIVE else ("--root", root)
     if not plan.changes:
         return next_verb("net", "verify", *at_root)
     if output is None:
@@ -284,7 +283,7 @@ def _interface_row(line: Line) -> Row:
 )
 @option("--ssh HOST", "Check the peer, too; it needs no patchkit.")
 @_NETDEV
-@_ROOT
+@ROOT
 @verbose_option
 @rendered
 def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
@@ -302,7 +301,7 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
         facts = remote.call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
         peer = facts.host
 
-    is_live = root.resolve() == _LIVE  # False for a saved copy
+    is_live = root.resolve() == LIVE  # False for a saved copy
     checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
 
     link = _NETWORK["link"]

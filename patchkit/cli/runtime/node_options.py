@@ -35,7 +35,7 @@ TARGET = option(
 )
 PYTHON = option("--python PATH", "Python that has vLLM; default: this one.")
 ROOT = option(
-    "--root", "A copy that `probe --save` made.", type=FOLDER, default=Path("/")
+    "--root", "A copy by `probe --save`, or a root.", type=FOLDER, default=Path("/")
 )
 # The options whose values become fields of NodeOptions.
 _FIELDS = "role nodes head topology executor vllm nccl triton target quantization"

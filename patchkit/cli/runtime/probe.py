@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from patchkit.cli.out import (
-    FOLDER,
     PATH,
     bold,
     dim,
@@ -26,10 +25,12 @@ from patchkit.cli.render import (
     Record,
     Row,
     dashed,
+    fact_lines,
     finding_blocks,
     option,
     rendered,
 )
+from patchkit.cli.runtime.node_options import PYTHON, ROOT
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gpu, Host, Nccl, Netdev, Rdma, Software
@@ -44,9 +45,9 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 
 
 @click.command
-@option("--root", "A copy that --save made.", type=FOLDER, default=LIVE)
+@ROOT
 @option("--save", "Copy everything read, for a bug report.", type=PATH)
-@option("--python EXE", "Python that has vLLM; default: this.")
+@PYTHON
 @rendered
 def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
@@ -99,7 +100,7 @@ def host_lines(host: Host) -> Blocks:
 
     if host.software:
         yield ""
-        yield from table(_software_rows(host.software), "  ")
+        yield from fact_lines(_software_facts(host.software))
 
     remarks = find_remarks(host)
     if remarks or host.notes:
@@ -108,12 +109,12 @@ def host_lines(host: Host) -> Blocks:
     yield from (dim(f"- {note}") for note in host.notes)
 
 
-def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
+def _software_facts(software: Software) -> Mapping[str, str]:
     torch = software.torch or "not installed"
     if software.torch and software.cuda:
         torch += f" (CUDA {software.cuda})"
 
-    facts = {
+    return {
         "python": software.python,
         "vllm": software.vllm or "not installed",
         "torch": torch,
@@ -122,9 +123,6 @@ def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
         "torch's NCCL": _nccl_text(software.torch_nccl),
         "vLLM's NCCL": _nccl_text(software.vllm_nccl),
     }
-    for name, text in facts.items():
-        if text:
-            yield name, text
 
 
 def _nccl_text(nccl: Nccl | None) -> str:
@@ -179,12 +177,7 @@ def _gpu_text(gpu: Gpu) -> str:
 
 def _cages_text(host: Host) -> str:
     cages = read_env_data("hardware")["connectx"]["cages"]
-    names = []
-    for number in host.cabled:
-        name = f"cage {number}"
-        if place := cages[number]["place"]:
-            name += f" ({place})"
-        names.append(name)
+    names = [f"cage {number} ({cages[number]['place']})" for number in host.cabled]
     return ", ".join(names) or "no QSFP cage"
 
 

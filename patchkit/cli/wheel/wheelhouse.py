@@ -320,7 +320,7 @@ def verify_command(house: Path) -> Blocks:
     """
     tell_hashing(house)
     verified = verify_wheelhouse(house)
-    _require_wheels(house, verified)
+    require_wheels(house, verified)
     yield Record(
         {
             "dir": house,
@@ -356,7 +356,7 @@ def verify_command(house: Path) -> Blocks:
     yield ExitCode(worst(verified.findings))
 
 
-def _require_wheels(house: Path, verified: Verified) -> None:
+def require_wheels(house: Path, verified: Verified) -> None:
     """Raise UsageError for a folder without wheels, unless a finding reports that already."""
     if verified.entries or verified.findings:
         return
