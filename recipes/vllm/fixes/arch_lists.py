@@ -36,14 +36,14 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     todo = [place for place, edits in units if edits]
 
     if request.arch == "native":
-        places = (*done, *todo)
-        if not any(place.startswith(_ROOT) for place in places):
+        if not any(place.startswith(_ROOT) for place, _ in units):
             raise kit.DriftError(
                 f"{_ROOT}: no {kit.SUPPORTED} of a CUDA 13 build names {request.target.stock}",
                 why="upstream dropped the device's family, or the file was edited by hand",
                 hint="restore the file from the release",
             )
-        if done and todo:
+        # Upstream's own lists may name the arch of the family's first member.
+        if done and todo and not request.arch_list.startswith(request.target.stock):
             raise kit.DriftError(
                 f"{todo[0]}: does not lead to {request.arch_list}, but {done[0]} does",
                 why="the tree is half patched, or was edited by hand",
@@ -97,9 +97,8 @@ def _leads_on(entry: kit.ArchList, members: list[str], request: kit.Request) -> 
 
 def _widen_item(entry: kit.ArchList, item: str, request: kit.Request) -> kit.Edit:
     argument = entry.argument
-    family = request.arch_list
-    text = argument.text.replace(item, family)
-    note = f"{item} to {family}"
+    text = argument.text.replace(item, request.arch_list)
+    note = f"{item} to {request.arch_list}"
     return kit.Edit(entry.path, argument.start, argument.stop, text, note)
 
 
