@@ -12,7 +12,7 @@ from patchkit.cluster.agent.unit_journal import JournalLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
-from patchkit.cluster.models.model_folder import ModelFolder
+from patchkit.cluster.models.model_files import ModelFolder
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error

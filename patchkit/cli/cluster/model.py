@@ -43,7 +43,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
 from patchkit.cluster.models.model_check import ModelCheck, check_model, compare_records
-from patchkit.cluster.models.model_folder import SHORT, split_revision
+from patchkit.cluster.models.model_files import SHORT, split_revision
 from patchkit.cluster.models.sync import (
     ModelNode,
     find_holders,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from patchkit.cluster.agent.image_facts import LAYER, ImageFacts, find_image, last_line
 from patchkit.cluster.agent.installation import share_folder
-from patchkit.cluster.models.model_folder import require_room
+from patchkit.cluster.models.model_files import require_room
 from patchkit.cluster.ssh.rsync import require_rsync
 from patchkit.errors import BuildError, HostError, StorageError, translated
 from patchkit.follow import Follow

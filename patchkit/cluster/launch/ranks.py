@@ -14,7 +14,7 @@ from typing import Any
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.cluster.models.model_folder import SHORT, ModelFolder
+from patchkit.cluster.models.model_files import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file

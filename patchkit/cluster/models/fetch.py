@@ -16,15 +16,13 @@ from patchkit.cluster.models.hashing import HASH
 from patchkit.cluster.models.model_check import Checking, check_model
 from patchkit.cluster.models.model_files import (
     CACHE,
+    ModelFolder,
     ModelRecord,
     choose_files,
     file_size,
-    write_record,
-)
-from patchkit.cluster.models.model_folder import (
-    ModelFolder,
     models_folder,
     require_room,
+    write_record,
 )
 from patchkit.durable.lock import locked
 from patchkit.errors import (

@@ -24,12 +24,14 @@ from patchkit.cluster.models.model_files import (
     CACHE,
     RECORD,
     ModelFile,
+    ModelFolder,
+    folder_of,
     is_safetensors,
     is_weights,
+    models_folder,
     read_record,
     read_shards,
 )
-from patchkit.cluster.models.model_folder import ModelFolder, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Level

@@ -27,18 +27,16 @@ from patchkit.cluster.models.model_check import (
     quick_check,
 )
 from patchkit.cluster.models.model_files import (
+    SHORT,
+    FileName,
     ModelFile,
     ModelRecord,
     file_size,
-    read_record,
-    write_record,
-)
-from patchkit.cluster.models.model_folder import (
-    SHORT,
-    FileName,
     folder_of,
     models_folder,
+    read_record,
     require_room,
+    write_record,
 )
 from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.rsync import Copied, Progress, require_rsync, send_files

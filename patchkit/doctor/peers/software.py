@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from patchkit.cluster.agent.node_facts import ModelPrint, PythonContents
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.ranks import other_model
-from patchkit.cluster.models.model_folder import folder_of
+from patchkit.cluster.models.model_files import folder_of
 from patchkit.cluster.ssh.ssh import HERE, ssh_command
 from patchkit.doctor.peers.node_report import (
     NodeReport,

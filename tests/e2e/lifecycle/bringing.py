@@ -18,8 +18,7 @@ from e2e.lifecycle.installing import HOUSE, fill
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rack import ROOT
 from e2e.lifecycle.scenarios import REFUSED
-from patchkit.cluster.models.model_files import RECORD
-from patchkit.cluster.models.model_folder import ModelFolder
+from patchkit.cluster.models.model_files import RECORD, ModelFolder
 from patchkit.digests import digest, sha256_of
 from patchkit.follow import Completed
 

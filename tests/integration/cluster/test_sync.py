@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.models.model_files import RECORD
-from patchkit.cluster.models.model_folder import ModelFolder
+from patchkit.cluster.models.model_files import RECORD, ModelFolder
 from patchkit.cluster.models.sync import place_model, stage_model
 from patchkit.errors import StorageError
 from support import write_files

@@ -9,7 +9,7 @@ import venv
 
 import pytest
 
-from patchkit.cluster.models.model_folder import ModelFolder
+from patchkit.cluster.models.model_files import ModelFolder
 from patchkit.cluster.models.sync import (
     ModelNode,
     find_holders,

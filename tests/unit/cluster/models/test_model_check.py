@@ -14,8 +14,7 @@ from patchkit.cluster.models.model_check import (
     held_models,
     quick_check,
 )
-from patchkit.cluster.models.model_files import RECORD, ModelFile
-from patchkit.cluster.models.model_folder import ModelFolder
+from patchkit.cluster.models.model_files import RECORD, ModelFile, ModelFolder
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HostError
 from support import write_files

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from patchkit.cluster.models.model_files import choose_files, read_shards
-from patchkit.cluster.models.model_folder import (
+from patchkit.cluster.models.model_files import (
     ModelFolder,
+    choose_files,
     folder_of,
     models_folder,
+    read_shards,
     split_revision,
 )
 from patchkit.errors import SourceError, UsageError
