@@ -28,12 +28,13 @@ from patchkit.runtime.rules.presets import (
 )
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
 from patchkit.runtime.serve.command_notes import (
+    RECURRENT,
+    context_notes,
     first_start_notes,
     flag_notes,
     model_notes,
     speed_notes,
 )
-from patchkit.runtime.serve.context import RECURRENT, context_notes
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import (
     ServeRequest,

@@ -11,7 +11,7 @@ from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.rules.releases import variable_table
 from patchkit.runtime.serve.checkpoint import weights_gib
-from patchkit.runtime.serve.context import context_notes
+from patchkit.runtime.serve.command_notes import context_notes
 from patchkit.runtime.serve.request import (
     choose_preset,
     find_weights,
