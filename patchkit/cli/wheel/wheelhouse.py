@@ -362,10 +362,11 @@ def require_wheels(house: Path, verified: Verified) -> None:
         return
 
     repack = quoted("patchkit", "repack", first_example(), "--dir", house)
+    fill = quoted("patchkit", "wheelhouse", "fill", "--dir", house)
     raise UsageError(
         f"{house}: holds no wheels",
         why="another folder is meant, or nothing was put there",
-        hint=f"name a wheelhouse; or put a wheel there: {repack}",
+        hint=f"{repack} && {fill}",
     )
 
 
