@@ -65,7 +65,6 @@ from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import Verified, verify_wheelhouse
 
 _LARGEST = 16 << 20  # bytes of requirements.txt
-_ALL_OF_IT = "a node without a network installs what the wheelhouse holds, all of it"
 
 
 @click.group(cls=VerbGroup)
@@ -423,7 +422,7 @@ def _not_filled(house: Path, missing: Sequence[str], cpus: Iterable[str]) -> Usa
     return UsageError(
         f"{house}: is not filled, for one CPU and one Python: it lacks {lacks}, and has wheels "
         f"for {machines}",
-        why=_ALL_OF_IT,
+        why="a node without a network installs what the wheelhouse holds, all of it",
         hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
     )
 

@@ -130,12 +130,11 @@ def _verdict_row(verdict: Verdict) -> Row:
     if verdict.severity and verdict.state not in _UNSEVERE:
         severity = verdict.severity.value
 
-    is_faint = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
     return (
         style(sign, **styles),
-        style(verdict.fix.id, dim=is_faint),
+        verdict.fix.id,
         style(verdict.state.value, **styles),
-        style(severity, dim=is_faint),
+        severity,
         dim(verdict.reason),
     )
 

@@ -72,9 +72,7 @@ from patchkit.runtime.rules.releases import read_env_data, refusal
 class _IPv4Type(click.ParamType[Any]):
     """The type of an option that takes an IPv4 address or network; its error shows an example."""
 
-    def __init__(
-        self, kind: type[IPv4Address] | type[IPv4Network], example: str
-    ) -> None:
+    def __init__(self, kind: type[IPv4Address | IPv4Network], example: str) -> None:
         self.kind = kind
         self.example = example
         self.name = kind.__name__.removeprefix("IPv4")
