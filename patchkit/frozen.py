@@ -6,13 +6,12 @@ which takes 0.3 ms for a class and a fifth of the time of `patchkit env`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from functools import cache
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
-_fields: Callable[[type], tuple[Field[Any], ...]] = cache(fields)
+_fields = cache(fields)
 
 
 @dataclass_transform(
@@ -37,34 +36,34 @@ def _make_record(cls: type[T], *, kw_only: bool) -> type[T]:
 
 
 def _set_fields(record: Any, /, *given: Any, **values: Any) -> None:
+    kind = record.__class__
     if given:
-        names = type(record).__match_args__
+        names = kind.__match_args__
         if len(given) > len(names):
-            raise TypeError(
-                f"{type(record).__name__} takes {len(names)} fields in order"
-            )
+            raise TypeError(f"{kind.__name__} takes {len(names)} fields in order")
         values |= zip(names, given, strict=False)
-    for entry in _fields(type(record)):
+    if unknown := values.keys() - kind.__dataclass_fields__:
+        raise TypeError(f"{kind.__name__} has no field {min(unknown)!r}")
+
+    for entry in _fields(kind):
         if entry.name in values:
-            value = values.pop(entry.name)
+            value = values[entry.name]
         elif entry.default_factory is not MISSING:
             value = entry.default_factory()
         elif entry.default is not MISSING:
             value = entry.default
         else:
-            unknown = values.keys() - {field.name for field in _fields(type(record))}
-            more = f", and has no field {min(unknown)!r}" if unknown else ""
-            raise TypeError(f"{type(record).__name__} lacks {entry.name}{more}")
+            raise TypeError(f"{kind.__name__} lacks {entry.name}")
         object.__setattr__(record, entry.name, value)
 
-    if values:
-        raise TypeError(f"{type(record).__name__} has no field {min(values)!r}")
     if check := getattr(record, "__post_init__", None):
         check()
 
 
 def _content(record: Any) -> dict[str, Any]:
-    return {entry.name: getattr(record, entry.name) for entry in _fields(type(record))}
+    return {
+        entry.name: getattr(record, entry.name) for entry in _fields(record.__class__)
+    }
 
 
 def _restore(record: Any, content: dict[str, Any]) -> None:

@@ -45,9 +45,8 @@ def rewrite_record(
         if path in changed:
             sha256, size = changed[path]
             # URL-safe base64 without padding (PEP 376 and 427).
-            encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256))
-            text = encoded.decode().rstrip("=")
-            writer.writerow([path, f"sha256={text}", size])
+            text = base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode()
+            writer.writerow([path, "sha256=" + text.rstrip("="), size])
         elif path not in dropped:
             writer.writerow(row)
     return out.getvalue()

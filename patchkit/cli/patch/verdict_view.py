@@ -160,8 +160,7 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
 
 def diff_blocks(diff: str) -> Blocks:
     """Yield a unified diff: coloured in a terminal, byte for byte elsewhere."""
-    is_coloured = sys.stdout.isatty() or colour()
-    if not is_coloured or not diff:
+    if not diff or not (sys.stdout.isatty() or colour()):
         yield Data(diff)
         return
 

@@ -18,8 +18,6 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
-# Files of .dist-info that have no digest in RECORD (PEP 427).
-_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @frozen
@@ -153,7 +151,8 @@ def _check_identity(wheel: WheelFile) -> Iterator[str]:
 def _check_record(wheel: WheelFile) -> Iterator[str]:
     home = wheel.dist_info
     rows = wheel.record(f"{home}/RECORD")
-    unsigned = {f"{home}/{file}" for file in _UNSIGNED}
+    # Files that have no digest in RECORD (PEP 427).
+    unsigned = {f"{home}/RECORD{suffix}" for suffix in ("", ".jws", ".p7s")}
     for path in wheel.members:
         if path not in rows and path not in unsigned:
             yield f"{path}: is not in RECORD"

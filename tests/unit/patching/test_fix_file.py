@@ -58,7 +58,7 @@ def refused(copy, cli):
             "title=",
             "titel=",
             "FIX =",
-            "TypeError: Fix lacks title, and has no field",
+            "TypeError: Fix has no field 'titel'",
         ),
         # Python 3.12 on has more words than the name.
         (FILE, "kit.required", "kit.reqired", "kit.reqired", "AttributeError: "),
