@@ -94,6 +94,8 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
         """Open and check a wheel. Raises SourceError if it is not for Linux, damaged or hostile."""
         self.path = path
         self.name = WheelName(path.name)
+        if path.is_fifo():  # to open it would wait for a writer
+            raise damaged(str(path), "it is a pipe")
         # If a check fails, `opened` closes the files. Else pop_all leaves them open for __exit__.
         with contextlib.ExitStack() as opened, self._reading():
             self._stream = opened.enter_context(path.open("rb"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import tempfile
 import zipfile
 from pathlib import Path
@@ -53,6 +54,13 @@ def test_another_file_by_its_name_changes_nothing(tmp_path):
 def contents_of(path, stream):
     stream.seek(0)
     return path, stream.read()
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    pipe = tmp_path / "a-1.0-py3-none-any.whl"
+    os.mkfifo(pipe)
+    with pytest.raises(SourceError, match="it is a pipe"):
+        WheelFile(pipe)
 
 
 def test_a_text_that_grows_is_not_opened(tmp_path):
