@@ -6,6 +6,7 @@ from patchkit.cluster.agent.group_script import QUESTIONS
 from patchkit.cluster.ssh.rsync import copy_files
 from patchkit.errors import HostError
 from support import write_files
+from support.needed import need
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from support import write_files
     ],
 )
 def test_a_copy_that_fails_names_its_cause(tmp_path, there, cause):
+    need("rsync")
     write_files(tmp_path, {"here/a.whl": "a", **there})
     copying = copy_files(
         str(tmp_path / "here"), ["a.whl"], "localhost", str(tmp_path / "there")
