@@ -59,7 +59,7 @@ def _row(release: Release, recipe: Recipe, facts: RecipeFacts) -> list[str]:
         "sha256": release.sha256,
         "commit": release.commit,
     }
-    covering = facts.bugs_of(release.version)
+    covering = recipe.bugs_of(release.version)
     bugs = [str(number) for number, bug in enumerate(facts.bugs, 1) if bug in covering]
     return [
         str(release.version),
