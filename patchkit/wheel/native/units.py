@@ -9,17 +9,17 @@ names. With a neutral name their PTX is the same text, which ptxas has to compil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 
 from patchkit.elf import parse_library
 
-# Behind the form: 8 hex digits, the length of the file's name, that name, 8 hex digits, a number.
 _FORMS = (b"_INTERNAL_", b"_GLOBAL__N__")
-_FILE = re.compile(rb"[0-9a-f]{8}_(\d{1,4})_")
-_NUMBER = re.compile(rb"_[0-9a-f]{8}_(\d+)")
+# The form, 8 hex digits, the length of the file's name, that name, 8 hex digits, a number.
+_UNIT = re.compile(
+    rb"(?:_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}_(\d{1,4})_(\w+)_[0-9a-f]{8}_\d+"
+)
 _LENGTH = re.compile(rb"\d+\Z")
-_IDENTIFIER = re.compile(rb"[A-Za-z0-9_]+")
 _TABLES = (".strtab", ".shstrtab")  # of names, in ELF
 _LONGEST = 240  # characters; longer names stay as they are
 _MOST_DIGITS = 4
@@ -37,7 +37,8 @@ def neutral(text: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
 
     names: dict[bytes, bytes] = {}
     for form in _FORMS:
-        units = {_whole_name(text, start, form) for start in _places(text, form)}
+        places = (match.start() for match in re.finditer(form, text))
+        units = {_whole_name(text, place) for place in places}
         if not units:
             continue
 
@@ -52,42 +53,26 @@ def neutral(text: bytes) -> tuple[bytes, Mapping[bytes, bytes]]:
     return text, names
 
 
-def _places(text: bytes, form: bytes) -> Iterator[int]:
-    """Yield each offset at which a form begins. For texts of 30 MB, find() beats a regex."""
-    place = text.find(form)
-    while place >= 0:
-        yield place
-        place = text.find(form, place + len(form))
-
-
-def _whole_name(text: bytes, start: int, form: bytes) -> bytes | None:
+def _whole_name(text: bytes, start: int) -> bytes | None:
     """Return the whole name whose form begins at ``start``, with the length that stands before it.
 
     Digits of the next name may follow the number at its end, and digits of the previous name may
     stand before its length. Return None unless only one reading of both fits, or if the name is not
     part of one identifier: replacing it would then remove a piece of the program.
     """
-    file = _FILE.match(text, start + len(form))
-    if file is None:
-        return None
-    number = _NUMBER.match(text, file.end() + int(file[1]))
     length = _LENGTH.search(text[max(0, start - _MOST_DIGITS) : start])
-    if number is None or length is None:
-        return None
+    digits = length[0] if length else b""
 
-    shortest = number.start(1) + 1 - start
-    longest = min(number.end(1) - start, _LONGEST)
-    digits = length[0]
-    readings = {int(digits[place:]) for place in range(len(digits))}
-    sizes = [size for size in readings if shortest <= size <= longest]
-    if len(sizes) != 1:
-        return None
+    readings = set()
+    for place in range(len(digits)):
+        size = int(digits[place:])
+        name = text[start : start + size]
+        unit = _UNIT.fullmatch(name)
+        is_whole = len(name) == size <= _LONGEST
+        if is_whole and unit and len(unit[2]) == int(unit[1]):
+            readings.add(b"%d%s" % (size, name))
 
-    (size,) = sizes
-    name = text[start : start + size]
-    if not _IDENTIFIER.fullmatch(name):
-        return None
-    return b"%d%s" % (size, name)
+    return readings.pop() if len(readings) == 1 else None
 
 
 def named(code: bytes, names: Mapping[bytes, bytes]) -> bytes:
