@@ -1,7 +1,4 @@
-"""Write the notes on a command: model, size, context, flags, and what its first start compiles.
-
-recipes/env/flashinfer.toml has the modules that are compiled, by release, kind of model and flags.
-"""
+"""Write the notes on a command: model, size, context, flags, and what its first start compiles."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
 from patchkit.foreign import whole_number
-from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES, read_json, read_toml
+from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
     DRAFTING,
@@ -21,8 +17,9 @@ from patchkit.runtime.rules.presets import (
     load_flag_rules,
 )
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Advice, Grounded, Values, select_entries
+from patchkit.runtime.rules.rule import Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
+from patchkit.runtime.serve.compiled_modules import MODULES
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import Fit, ServeRequest
 from patchkit.target import targets
@@ -36,28 +33,6 @@ _LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many toke
 # Beginnings of keys in configs of models whose cache is compressed, shared, or of a fixed size.
 _OTHER_CACHE = ("compress", "index_", "hybrid", "num_kv_shared")
 RECURRENT = ("mamba", "ssm_", "linear_")
-
-
-@frozen
-class Module(Grounded):
-    """A module that vLLM asks for: ``seconds`` of a CPU for its units, ``gib`` for one of them."""
-
-    name: str
-    units: int
-    seconds: float
-    gib: float
-
-
-@frozen
-class ModuleTable:
-    """All of flashinfer.toml; ``jobs`` is MAX_JOBS of an env file."""
-
-    jobs: int
-    module: tuple[Module, ...]
-    more: tuple[Advice, ...]
-
-
-MODULES = read_toml(ModuleTable, RECIPES / "env" / "flashinfer.toml")
 
 
 def flag_notes(values: Values) -> Iterator[str]:

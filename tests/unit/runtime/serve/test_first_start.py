@@ -5,7 +5,8 @@ import pytest
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.serve.args import serve_args
-from patchkit.runtime.serve.command_notes import MODULES, first_start_notes
+from patchkit.runtime.serve.command_notes import first_start_notes
+from patchkit.runtime.serve.compiled_modules import MODULES
 from tools import serve_lines
 
 MOE = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
