@@ -77,13 +77,17 @@ def main() -> None:
     for jobs, specs in groups if options.build else ():
         if jobs:
             os.environ["MAX_JOBS"] = str(jobs)
-        if options.cuda:
-            core.build_jit_specs(specs, verbose=True)
-        for spec in specs:
-            if not options.cuda:
-                # As at run time: else ninja would find no log of its own, and compile again.
-                spec.build(True, need_lock=True)
-            _tell(spec)
+        _build(core, specs, at_once=bool(options.cuda))
+
+
+def _build(core: Any, specs: list[Any], *, at_once: bool) -> None:
+    if at_once:
+        core.build_jit_specs(specs, verbose=True)
+    for spec in specs:
+        if not at_once:
+            # As at run time: else ninja would find no log of its own, and compile again.
+            spec.build(True, need_lock=True)
+        _tell(spec)
 
 
 def _stand_in_torch(cuda: str) -> None:
