@@ -78,9 +78,14 @@ _FileHeader = namedtuple(
     "program_size program_count section_size section_count section_of_names",
 )
 # An Elf64_Phdr: a part of the file that the loader maps to an address.
-_ProgramHeader = namedtuple(
-    "_ProgramHeader",
+ProgramHeader = namedtuple(
+    "ProgramHeader",
     "kind flags offset address physical_address size memory_size alignment",
+)
+# An Elf64_Shdr; ``name`` is an offset in the section of names.
+SectionHeader = namedtuple(
+    "SectionHeader",
+    "name kind flags address offset size link info alignment entry_size",
 )
 
 
@@ -134,7 +139,7 @@ def read_dynamic(path: Path) -> Dynamic:
     Raises SourceError for another or a damaged file, OSError if it cannot be read.
     """
     with path.open("rb") as stream:
-        image = _Image(stream, str(path))
+        image = Image(stream, str(path))
         image.check(image.is_loadable, "it is neither a program nor a shared library")
         return Dynamic(**image.dynamic_fields())
 
@@ -145,7 +150,7 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
     Of an object file, most fields are empty. Raises SourceError if it is not ELF or damaged,
     OSError if it cannot be read.
     """
-    image = _Image(stream, name)
+    image = Image(stream, name)
     sections = tuple(image.sections())
     versions = {
         library: tuple(sorted(names, key=by_version))
@@ -160,7 +165,7 @@ def exports(path: Path, symbol: str) -> bool:
     Raises SourceError if the file is not ELF or damaged, OSError if it cannot be read.
     """
     with path.open("rb") as stream:
-        image = _Image(stream, str(path))
+        image = Image(stream, str(path))
         sections = {section.name: section for section in image.sections()}
         names = sections.get(".dynstr")
         table = sections.get(".dynsym")
@@ -202,7 +207,7 @@ def damaged(name: str, what: str) -> SourceError:
     )
 
 
-class _Image:
+class Image:
     """An open ELF file, read by offsets in it or by addresses in memory.
 
     The program headers say at which address each part of the file is loaded.
@@ -228,14 +233,14 @@ class _Image:
         is_known = header[4:6] == _LITTLE_64
         self.check(is_known, "it is not for a 64-bit little-endian machine")
 
-        self._header = _FileHeader._make(HEADER.unpack(header))
-        number = self._header.machine
+        self.header = _FileHeader._make(HEADER.unpack(header))
+        number = self.header.machine
         self.machine = _MACHINES.get(number, str(number))
 
     @property
     def is_loadable(self) -> bool:
         """Return whether the file is a program or a shared library."""
-        return self._header.kind in _LOADABLE
+        return self.header.kind in _LOADABLE
 
     def check(self, holds: bool, what: str) -> None:
         """Raise SourceError with the text ``what`` unless the condition ``holds``."""
@@ -256,69 +261,80 @@ class _Image:
         return data
 
     def sections(self) -> Iterator[Section]:
-        """Yield the sections that have contents. Raises SourceError if there are no sections."""
-        headers, names = self._section_headers()
-        is_table = names < len(headers) and headers[names][1] == _SHT_STRTAB
+        """Yield the sections that have contents. Raises as ``named_headers`` does."""
+        for name, header in self.named_headers():
+            yield Section(name, header.offset, header.size)
+
+    def named_headers(self) -> Iterator[tuple[str, SectionHeader]]:
+        """Yield name and header of each section that has contents.
+
+        Raises SourceError if there are no sections.
+        """
+        headers = self.section_headers
+        names = self.header.section_of_names
+        if names == _SHN_XINDEX and headers:
+            names = headers[0].link
+        is_table = names < len(headers) and headers[names].kind == _SHT_STRTAB
         self.check(is_table, "its sections have no names")
-        offset, size = headers[names][4:6]
-        self.check(size <= _MOST_NAMES, "the names of its sections are too long")
-        text = self.read(offset, size)
+        table = headers[names]
+        self.check(table.size <= _MOST_NAMES, "the names of its sections are too long")
+        text = self.read(table.offset, table.size)
 
         # The sum of the names is limited, too, since many sections may share one long name.
         budget = _MOST_NAMES
-        for start, kind, _, _, offset, length, *_ in headers:
-            if kind in (_SHT_NULL, _SHT_NOBITS):
+        for header in headers:
+            if header.kind in (_SHT_NULL, _SHT_NOBITS):
                 continue
 
-            end = text.find(b"\0", start)
+            end = text.find(b"\0", header.name)
             self.check(end >= 0, "the name of a section does not end")
-            budget -= end - start
+            budget -= end - header.name
             self.check(budget >= 0, "the names of its sections are too long")
 
-            name = os.fsdecode(text[start:end])
-            is_inside = offset + length <= self._size
+            name = os.fsdecode(text[header.name : end])
+            is_inside = header.offset + header.size <= self._size
             problem = f"the section {name!r} ends behind the end of the file"
             self.check(is_inside, problem)
-            yield Section(name, offset, length)
+            yield name, header
 
-    def _section_headers(self) -> tuple[list[tuple[int, ...]], int]:
-        """Return the headers of all sections, and the index of the section with their names."""
-        place = self._header.sections_offset
-        size = self._header.section_size
-        count = self._header.section_count
-        names = self._header.section_of_names
+    @cached_property
+    def section_headers(self) -> list[SectionHeader]:
+        """Return the headers of all sections."""
+        place = self.header.sections_offset
+        size = self.header.section_size
+        count = self.header.section_count
         problem = "it has no section headers, so nobody can say what it holds"
         self.check(place > 0, problem)
         self.check(size == SECTION.size, "its section headers have another size")
 
-        # Numbers that need more than 16 bits are in the first section header.
-        if not count or names == _SHN_XINDEX:
-            first_header = SECTION.unpack(self.read(place, size))
-            count = count or first_header[5]
-            names = first_header[6] if names == _SHN_XINDEX else names
+        # A number that needs more than 16 bits is the size in the first section header.
+        if not count:
+            first_header = SectionHeader._make(SECTION.unpack(self.read(place, size)))
+            count = first_header.size
 
         self.limit(count, _MOST_SECTIONS, "it has more sections")
-        return list(SECTION.iter_unpack(self.read(place, count * size))), names
+        data = self.read(place, count * size)
+        return list(map(SectionHeader._make, SECTION.iter_unpack(data)))
 
     @cached_property
-    def _segments(self) -> list[_ProgramHeader]:
+    def segments(self) -> list[ProgramHeader]:
         """Return the program headers; none for an object file or device code."""
-        count = self._header.program_count
+        count = self.header.program_count
         # NVIDIA's device code is also ELF, but the system's loader does not load it.
         if not self.is_loadable or self.machine == "cuda" or not count:
             return []
 
-        size = self._header.program_size
+        size = self.header.program_size
         self.check(size == PROGRAM.size, "its program headers have another size")
         self.limit(count, _MOST_PROGRAMS, "it has more program headers")
-        data = self.read(self._header.programs_offset, size * count)
-        return list(map(_ProgramHeader._make, PROGRAM.iter_unpack(data)))
+        data = self.read(self.header.programs_offset, size * count)
+        return list(map(ProgramHeader._make, PROGRAM.iter_unpack(data)))
 
     @cached_property
     def tags(self) -> Mapping[int, list[int]]:
         """Return the values of the dynamic section by tag."""
         tags: dict[int, list[int]] = defaultdict(list)
-        for segment in self._segments:
+        for segment in self.segments:
             if segment.kind != _PT_DYNAMIC:
                 continue
 
@@ -373,7 +389,7 @@ class _Image:
 
     def read_at(self, address: int, length: int) -> bytes:
         """Return the bytes that the loader puts at an address, or raise SourceError."""
-        for segment in self._segments:
+        for segment in self.segments:
             start = address - segment.address
             is_inside = start >= 0 and start + length <= segment.size
             if segment.kind == PT_LOAD and is_inside:

@@ -16,20 +16,28 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from patchkit.elf import HEADER, PROGRAM, PT_LOAD, SECTION
+from patchkit.elf import (
+    HEADER,
+    PROGRAM,
+    PT_LOAD,
+    SECTION,
+    Image,
+    ProgramHeader,
+)
 from patchkit.errors import BuildError
 from patchkit.frozen import frozen
 from patchkit.wheel.device.fatbin import CONTAINER, MAGIC
+from patchkit.wheel.device.inspect import LIVE
 
 _RECORD = struct.Struct("<IIQQ")
 _RECORD_MAGIC = 0x466243B1
 _EMPTY = CONTAINER.pack(MAGIC, 1, CONTAINER.size, 0)
 _RELOCATION = struct.Struct("<QQq")
-_RELATIVE = {62: 8, 183: 1027}  # e_machine → R_X86_64_RELATIVE, R_AARCH64_RELATIVE
+# R_X86_64_RELATIVE, R_AARCH64_RELATIVE
+_RELATIVE = {"x86_64": 8, "aarch64": 1027}
 _SHT_RELA = 4
 _PT_PHDR = 6
 _PF_R = 4
@@ -44,68 +52,22 @@ FatBinaries = Mapping[int, Sequence[bytes]]
 """The offset of each fat binary of the section in the file → its new bytes, in pieces."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A program header, with the fields of Elf64_Phdr in their order."""
-
-    kind: int
-    flags: int
-    offset: int
-    address: int
-    physical: int
-    stored: int
-    size: int
-    align: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """A section header, with the fields of Elf64_Shdr in their order."""
-
-    name: int
-    kind: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    align: int
-    entry: int
-
-
 class _Tables:
     """The headers of an ELF file, and its two sections of device code."""
 
-    def __init__(self, old: mmap.mmap, name: str) -> None:
+    def __init__(self, image: Image, name: str) -> None:
         """Read the headers. Raises BuildError if the file lacks one of the two sections."""
         self.file = name
-        _, _, machine, _, _, phoff, shoff, *_, phnum, _, shnum, shstrndx = (
-            HEADER.unpack_from(old)
-        )
-        self.relative = _RELATIVE.get(machine, 0)
-        self.shoff = shoff
+        self.relative = _RELATIVE.get(image.machine, 0)
+        self.shoff = image.header.sections_offset
+        self.segments = image.segments
+        self.sections = image.section_headers
 
-        programs_end = phoff + phnum * PROGRAM.size
-        sections_end = shoff + shnum * SECTION.size
-        fits = max(programs_end, sections_end) <= len(old) and shstrndx < shnum
-        self.check(fits, "its tables end behind the file")
-
-        programs = PROGRAM.iter_unpack(old[phoff:programs_end])
-        sections = SECTION.iter_unpack(old[shoff:sections_end])
-        self.segments = [_Segment(*fields) for fields in programs]
-        self.sections = [_Section(*fields) for fields in sections]
-
-        names = self.sections[shstrndx].offset
-        by_name = {}
-        for section in self.sections:
-            start = names + section.name
-            by_name[old[start : old.find(b"\0", start)]] = section
-
-        for needed in (b".nv_fatbin", b".nvFatBinSegment"):
-            self.check(needed in by_name, f"it has no section {needed.decode()}")
-        self.code = by_name[b".nv_fatbin"]
-        self.records = by_name[b".nvFatBinSegment"]
+        by_name = dict(image.named_headers())
+        for needed in (LIVE, ".nvFatBinSegment"):
+            self.check(needed in by_name, f"it has no section {needed}")
+        self.code = by_name[LIVE]
+        self.records = by_name[".nvFatBinSegment"]
 
     def check(self, holds: bool, complaint: str) -> None:
         """Raise BuildError with the complaint unless ``holds``."""
@@ -127,7 +89,7 @@ class _Layout:
 
     offset: int
     address: int
-    segments: Sequence[_Segment]
+    segments: Sequence[ProgramHeader]
     table: int
     cut: int = 0
     after: int = 0
@@ -141,14 +103,15 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
     """Write a copy of the library ``source`` with other fat binaries to ``dest``.
 
     ``codes`` must have every fat binary with device code. Raises BuildError if the library is
-    linked in an unknown way, and OSError.
+    linked in an unknown way, SourceError if it is damaged, and OSError.
     """
     try:
         with (
             source.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old,
         ):
-            _write_relinked(old, dest, _Tables(old, source.name), dict(codes))
+            tables = _Tables(Image(stream, source.name), source.name)
+            _write_relinked(old, dest, tables, dict(codes))
     # The file has numbers that cannot be offsets or sizes.
     except (struct.error, ValueError, OverflowError) as error:
         raise BuildError(
@@ -169,7 +132,7 @@ def _write_relinked(
     size = 0
     starts = {}
     for offset in sorted(codes):
-        starts[offset] = _aligned(size, max(code.align, 8))
+        starts[offset] = _aligned(size, max(code.alignment, 8))
         size = starts[offset] + sum(map(len, codes[offset]))
     layout = _lay_out(tables, size, len(old))
 
@@ -253,7 +216,7 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
     """Return the layout for a section of the new size, in a file that ends at ``end`` now."""
     code = tables.code
     loads = [segment for segment in tables.segments if segment.kind == PT_LOAD]
-    page = max([_LEAST_PAGE, *(segment.align for segment in loads)])
+    page = max([_LEAST_PAGE, *(segment.alignment for segment in loads)])
     is_page = page & (page - 1) == 0 and page <= _MOST_PAGE
     tables.check(is_page, f"its pages have {page} bytes")
     home = _home_segment(tables, loads)
@@ -280,8 +243,10 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
         )
 
     offset = _aligned(end, page)
-    address = _aligned(max(segment.address + segment.size for segment in loads), page)
-    added = _Segment(PT_LOAD, _PF_R, offset, address, address, whole, whole, page)
+    address = _aligned(
+        max(segment.address + segment.memory_size for segment in loads), page
+    )
+    added = ProgramHeader(PT_LOAD, _PF_R, offset, address, address, whole, whole, page)
     segments = list(tables.segments)
     # After the last PT_LOAD, since their addresses must ascend.
     segments.insert(segments.index(loads[-1]) + 1, added)
@@ -293,14 +258,14 @@ def _lay_out(tables: _Tables, size: int, end: int) -> _Layout:
     )
 
 
-def _home_segment(tables: _Tables, loads: Sequence[_Segment]) -> _Segment:
+def _home_segment(tables: _Tables, loads: Sequence[ProgramHeader]) -> ProgramHeader:
     """Return the segment that loads the device code. Raises BuildError unless there is one."""
     code = tables.code
     homes = [
         segment
         for segment in loads
         if segment.offset <= code.offset
-        and code.offset + code.size <= segment.offset + segment.stored
+        and code.offset + code.size <= segment.offset + segment.size
     ]
     tables.check(len(homes) == 1, "its device code is not in one segment")
     (home,) = homes
@@ -311,11 +276,11 @@ def _home_segment(tables: _Tables, loads: Sequence[_Segment]) -> _Segment:
 
 def _split_segments(
     tables: _Tables,
-    home: _Segment,
+    home: ProgramHeader,
     end: int,
     after: int,
     cut: int,
-) -> list[_Segment]:
+) -> list[ProgramHeader]:
     """Return all segments, with ``home`` split in two.
 
     The first part ends at ``end``, the second begins at ``after``; both are offsets in the old
@@ -323,22 +288,21 @@ def _split_segments(
     """
     used = end - home.offset
     skipped = after - home.offset
-    start = replace(home, stored=used, size=used)
-    tail = replace(
-        home,
+    start = home._replace(size=used, memory_size=used)
+    tail = home._replace(
         offset=after - cut,
         address=home.address + skipped,
-        physical=home.physical + skipped,
-        stored=home.stored - skipped,
+        physical_address=home.physical_address + skipped,
         size=home.size - skipped,
+        memory_size=home.memory_size - skipped,
     )
 
-    segments: list[_Segment] = []
+    segments: list[ProgramHeader] = []
     for segment in tables.segments:
         if segment == home:
             segments += [start, tail]
         elif segment.offset >= after:
-            segments.append(replace(segment, offset=segment.offset - cut))
+            segments.append(segment._replace(offset=segment.offset - cut))
         else:
             segments.append(segment)
     return segments
@@ -355,15 +319,14 @@ def _write_segments(new: IO[bytes], tables: _Tables, layout: _Layout) -> None:
     new.seek(layout.table)
     for segment in layout.segments:
         if segment.kind == _PT_PHDR:
-            segment = replace(
-                segment,
+            segment = segment._replace(
                 offset=layout.table,
                 address=address,
-                physical=address,
-                stored=length,
+                physical_address=address,
                 size=length,
+                memory_size=length,
             )
-        new.write(PROGRAM.pack(*astuple(segment)))
+        new.write(PROGRAM.pack(*segment))
 
     _write_number(new, _PHOFF, layout.table)
     _write_number(new, _PHNUM, count, width=2)
@@ -381,15 +344,14 @@ def _write_sections(
 
     new.seek(shoff)
     for section in tables.sections:
-        changed = replace(section, offset=layout.moved(section.offset))
+        changed = section._replace(offset=layout.moved(section.offset))
         if section is tables.code:
-            changed = replace(
-                section,
+            changed = section._replace(
                 offset=layout.offset,
                 address=layout.address,
                 size=size,
             )
-        new.write(SECTION.pack(*astuple(changed)))
+        new.write(SECTION.pack(*changed))
 
 
 def _write_number(
