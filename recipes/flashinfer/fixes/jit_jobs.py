@@ -9,16 +9,58 @@ from patchkit.recipes import kit
 _PATH = "flashinfer/jit/cpp_ext.py"
 _SCOPE = "run_ninja"
 _FUNCTION = '''\
+def _available_gib() -> Optional[float]:
+    """Return the memory that this machine and this process's control groups have left, in GiB."""
+
+    def read(*parts: str) -> str:
+        try:
+            return Path("/".join(parts)).read_text()
+        except OSError:
+            return ""
+
+    kibibytes = re.findall(r"MemAvailable: *(\\d+) kB", read("/proc/meminfo"))
+    left = [int(number) / 2**20 for number in kibibytes]
+
+    # /proc/meminfo is that of the machine; a container or a slice has limits of its own. A group's
+    # folder counts, and each above it: a container may see its own group as the topmost folder.
+    groups = re.findall(
+        r"^\\d+:(|memory):(/.*)$", read("/proc/self/cgroup"), re.MULTILINE
+    )
+    for controller, group in groups:
+        folders = f"/sys/fs/cgroup/{controller}".rstrip("/").split("/")
+        topmost = len(folders)
+        folders += [name for name in group.split("/") if name]
+        for end in range(topmost, len(folders) + 1):
+            folder = "/".join(folders[:end])
+            limits = [
+                read(folder, name)
+                for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
+            ]
+            used = read(folder, "memory.current") or read(
+                folder, "memory.usage_in_bytes"
+            )
+            # Files in memory yield to compilers; version 1 counts those of groups below as total_.
+            stat = read(folder, "memory.stat")
+            files = r"(?:in)?active_file (\\d+)$"
+            cached = re.findall(f"^total_{files}", stat, re.MULTILINE) or re.findall(
+                f"^{files}", stat, re.MULTILINE
+            )
+            left += [
+                max(0, int(limit) - int(used or 0) + sum(map(int, cached))) / 2**30
+                for limit in limits
+                if limit.strip().isdigit()
+            ]
+    return min(left, default=None)
+
+
 def _jobs_in_memory(ninja_file: Path) -> Optional[int]:
     """Return how many compilers fit into the memory that is available; None if unknown."""
+    available = _available_gib()
     try:
-        memory = re.search(
-            r"MemAvailable: *(\\d+) kB", Path("/proc/meminfo").read_text()
-        )
         modules = ninja_file.read_text()
     except OSError:
         return None
-    if memory is None:
+    if available is None:
         return None
 
     # GiB that one compiler takes at most: a unit of fused_moe_120 took 8.4, of sampling 1.
@@ -27,7 +69,6 @@ def _jobs_in_memory(ninja_file: Path) -> Optional[int]:
     )
     needed = 8.5 if is_cutlass else 1.5
     # 8 GiB are left to all others: the GPU of a GB10 takes its memory from the same.
-    available = int(memory.group(1)) / 2**20
     if available < needed:
         print(
             f"FlashInfer: a compiler may take {needed} GiB, {available:.1f} are available; "
@@ -70,19 +111,43 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-# Simulated machines: GiB available, cores, MAX_JOBS, what ninja is told, what its file says. First
-# a GB10 without weights, then one with 75 GB of them, machines with too little memory, a user's own
-# number, and a system without /proc/meminfo.
-_MACHINES = """\
-116 20 -  12    name = fused_moe_120
-45  20 -  4     name = fp4_gemm_cutlass_sm120
-45  20 -  4     subninja /a/gemm_sm120/build.ninja
-45  20 -  20    name = sampling; includes = -isystem /cutlass
-14  8  -  4     name = sampling
-15  8  -  1     name = fused_moe_120
-4   8  -  1     name = fused_moe_120
-45  20 6  6     name = fused_moe_120
-0   20 -  none  name = fused_moe_120
+# Files of a simulated machine, each with its text: the memory of a GB10 without weights; groups of
+# a container that sees its own alone, of a service below a slice, and of a container of version 1,
+# whose group is the topmost folder, though it has a path on the machine.
+_FREE = "| /proc/meminfo=MemAvailable:"
+_GB10 = f"{_FREE} {116 << 20} kB"
+_TOP = "| /sys/fs/cgroup"
+_OWN = f"{_GB10} | /proc/self/cgroup=0::/"
+_SERVICE = f"{_OWN}a.slice/b.service {_TOP}/a.slice"
+_V1 = f"{_OWN}; 4:memory:/docker/c {_TOP}/memory"
+# What ninja is told, cores, MAX_JOBS, what ninja's file says, and files. First a GB10 without
+# weights, then one with 75 GB of them, machines with too little memory, a user's own number, and a
+# system without /proc/meminfo. Then limits on a GB10: a container, one whose weights are in files
+# that yield, a slice, a service that slows down at memory.high, a container of version 1, and two
+# without a limit.
+_MACHINES = f"""\
+12   20 - name = fused_moe_120 {_GB10}
+4    20 - name = fp4_gemm_cutlass_sm120 {_FREE} {45 << 20} kB
+4    20 - subninja /a/gemm_sm120/build.ninja {_FREE} {45 << 20} kB
+20   20 - name = sampling; includes = -isystem /cutlass {_FREE} {45 << 20} kB
+4    8  - name = sampling {_FREE} {14 << 20} kB
+1    8  - name = fused_moe_120 {_FREE} {15 << 20} kB
+1    8  - name = fused_moe_120 {_FREE} {4 << 20} kB
+6    20 6 name = fused_moe_120 {_FREE} {45 << 20} kB
+none 20 - name = fused_moe_120
+2    20 - name = moe {_OWN} {_TOP}/memory.max={30 << 30} {_TOP}/memory.current={4 << 30}
+3    20 - name = moe {_OWN} {_TOP}/memory.max={64 << 30} {_TOP}/memory.current={62 << 30}\
+ {_TOP}/memory.stat=file {40 << 30}; inactive_file {24 << 30}; active_file {8 << 30}
+2    20 - name = moe {_SERVICE}/memory.max={48 << 30} {_TOP}/a.slice/memory.current={20 << 30}\
+ {_TOP}/a.slice/b.service/memory.max=max
+3    20 - name = moe {_SERVICE}/b.service/memory.max=max\
+ {_TOP}/a.slice/b.service/memory.high={40 << 30}\
+ {_TOP}/a.slice/b.service/memory.current={6 << 30}
+2    20 - name = moe {_V1}/memory.limit_in_bytes={32 << 30}\
+ {_TOP}/memory/memory.usage_in_bytes={8 << 30}\
+ {_TOP}/memory/memory.stat=inactive_file {7 << 30}; total_inactive_file {3 << 30}
+12   20 - name = moe {_OWN} {_TOP}/memory.max=max {_TOP}/memory.current={60 << 30}
+12   20 - name = moe {_V1}/memory.limit_in_bytes=9223372036854771712
 """.splitlines()
 
 
@@ -92,38 +157,37 @@ def prove(case: kit.Case) -> str:
     questions.append(partial(_told, case.stock, _MACHINES[0]))
     *answers, before = kit.ask(case.patched, questions, str)
 
-    expected = [machine.split()[3] for machine in _MACHINES]
+    expected = [machine.split()[0] for machine in _MACHINES]
     if answers != expected:
         raise kit.ProofError(
             f"{_PATH}: ninja would be told -j {answers}, expected {expected}",
             why="the function was edited by hand, or upstream rewrote it",
         )
     return (
-        f"ninja is told -j {answers[0]} for CUTLASS in 116 GiB, -j 4 in 45, -j 1 in 15; "
-        f"before: {before}, so 22 on 20 cores"
+        f"ninja is told -j {answers[0]} for CUTLASS in 116 GiB, -j 4 in 45, -j 1 in 15, "
+        f"-j {answers[9]} in a container of 30; before: {before}, so 22 on 20 cores"
     )
 
 
 def _told(tree: kit.SourceTree, machine: str) -> str:
     """Return the number of jobs in the command that the release's code runs; "none" without."""
-    available, cores, max_jobs, _jobs, modules = machine.split(maxsplit=4)
-    memory = f"MemAvailable: {int(available) * 2**20} kB" if int(available) else ""
+    _jobs, cores, max_jobs, machine = machine.split(maxsplit=3)
+    modules, *files = machine.replace("; ", "\n").split(" | ")
+    texts = dict(file.split("=", 1) for file in files)
     words: list[str] = []
     names = {
         "os": SimpleNamespace(
             environ={"MAX_JOBS": max_jobs},
             sched_getaffinity=lambda _process: range(int(cores)),
         ),
-        "Path": lambda _path: SimpleNamespace(read_text=lambda: memory),
+        "Path": lambda path: SimpleNamespace(read_text=lambda: texts.get(path, "")),
         "subprocess": SimpleNamespace(
             run=lambda command, **_options: words.extend(command), STDOUT=None
         ),
     }
 
     run_ninja = kit.Code(tree, names).get(_PATH, _SCOPE)
-    ninja_file = SimpleNamespace(
-        read_text=lambda: modules.replace("; ", "\n"), resolve=str
-    )
+    ninja_file = SimpleNamespace(read_text=lambda: modules, resolve=str)
     run_ninja(kit.Anything(), ninja_file, verbose=True)
     return " ".join(words[7:]) or "none"
 
@@ -133,10 +197,10 @@ FIX = kit.Fix(
     symptom="At the first start of a model the Spark hangs, or compilers end with code 137, while "
     "FlashInfer compiles fused_moe_120 or fp4_gemm_cutlass_sm120.",
     why="ninja starts a compiler for each core and two more: 22 on a GB10. One takes up to 8.4 GiB "
-    "for CUTLASS, beside the weights in the same memory. With this fix they share what "
-    "/proc/meminfo calls available, without 8 GiB: 8.5 GiB each for modules of CUTLASS, 1.5 for "
-    "others, one at least; a line says if there is too little for one. MAX_JOBS still decides, and "
-    "`patchkit env` sets it: leave it out where this fix is in.",
+    "for CUTLASS, beside the weights in the same memory. With this fix they share the available "
+    "memory, of the machine or of the container or slice, without 8 GiB: 8.5 GiB each for modules "
+    "of CUTLASS, 1.5 for others, one at least; a line says if there is too little for one. "
+    "MAX_JOBS still decides, and `patchkit env` sets it: leave it out where this fix is in.",
     needs=(
         kit.recommended(
             ">=0.5.2", "22 compilers at once may take the Spark down at the first start"
