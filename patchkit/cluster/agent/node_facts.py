@@ -45,7 +45,14 @@ from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
 
 # Projects whose RECORD is compared, since ranks load their files; of others, only the version is.
-_DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
+_DIGESTED = (
+    "vllm",
+    "torch",
+    "triton",
+    "pytorch_triton",
+    "ray",
+    "flashinfer_python",
+)
 _SMALL = BYTES_PER_MIB  # bytes: the content of larger files, weights, is not read
 _MOST = 5_000  # files of a model's folder that are looked at
 _CLASSES = 8  # the most that are taken from a model's config

@@ -22,7 +22,7 @@ from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
 _INSTALL = "patchkit cluster install"
-_DISTRIBUTIONS = ("vllm", "torch", "triton")
+_DISTRIBUTIONS = ("vllm", "torch", "triton", "flashinfer_python")
 _SHOWN = 12  # digits of a digest in a finding
 _NO_MODEL = "no model is pinned in cluster.toml, and none was started from a folder"
 
