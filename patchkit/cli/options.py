@@ -101,12 +101,13 @@ def _take_source(
         flags = [f"--{option.replace('_', '-')}" for option in specs]
         hint = f"name one, with {' or '.join(flags)}"
 
-        raise UsageError(f"{text}: this verb takes one source", hint=hint)
+        names = " or ".join(specs).replace("_src", "")
+        raise UsageError(f"{text}: this verb takes one source, of {names}", hint=hint)
 
     name, spec = sources[0]
     project = name.removesuffix("_src")
     if version is not None:
-        number = str(named_version(version, "for example 0.33.0"))
+        number = str(named_version(version, f"as in {example(project)}"))
         os.environ[projects()[project].version_variable] = number
     return SourceOptions(project, spec, **fetching)
 

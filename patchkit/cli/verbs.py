@@ -28,7 +28,7 @@ GROUPS = {
         "fixes": "Show every fix; of a source, the state of each.",
     },
     "Wheels": {
-        "repack": "Patch upstream's vLLM wheel, without a compiler.",
+        "repack": "Patch upstream's wheel, without a compiler.",
         "build": "Build a wheel for one device: libnccl or vLLM.",
         "wheelhouse": "List, fill and prune the folder of wheels.",
     },

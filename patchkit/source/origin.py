@@ -27,7 +27,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, named_release
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import GitSource, commit_archive, parse_git
-from patchkit.source.project import describe_sources, projects
+from patchkit.source.project import describe_sources
 from patchkit.source.releases import (
     Release,
     load_facts,
@@ -192,7 +192,7 @@ def _version_inside(
             version = detect(tree, project).version
         except SourceError as error:
             what = error.what.replace(f"{tree}", str(archive))
-            hint = f"name an archive of {projects()[project].title}"
+            hint = f"name its version with --source-version, or {describe_sources(project)}"
             raise SourceError(what, why=error.why, hint=hint) from None
 
     if release is not None and release.version != version:

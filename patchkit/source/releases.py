@@ -231,7 +231,7 @@ class RecipeFacts:
             f"{self.project.title} {version} is not among the releases that this patchkit knows",
             why="it is mistyped, or newer than the recipe",
             hint=f"known are {names}; others can be built from a folder, from an archive with "
-            f"--sha256, or from {self.upstream.git}@COMMIT",
+            f"--sha256, or from git+{self.upstream.git}@COMMIT",
         )
 
 

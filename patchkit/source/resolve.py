@@ -205,6 +205,13 @@ def lock_release(source: SourceOptions, report: Report) -> Path:
             hint=f"name a folder of recipes with --recipes or {RECIPES_VARIABLE}",
         )
     distribution = projects()[source.project].distribution
+    if not distribution:
+        raise UsageError(
+            f"{source.project}: its recipe names no distribution",
+            why="a lock names files of a package index",
+            hint="name a folder, an archive or git+URL@COMMIT; a [[release]] in recipe.toml "
+            "names the commit of a release",
+        )
     return lock_files(distribution, version, folder, report(f"Fetching {source.spec}"))
 
 

@@ -21,6 +21,7 @@ from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import describe_condition
+from patchkit.source.project import projects
 
 _SHOWN = 3  # symptoms: so many are shown in full, more as a list
 _LEAST_PART = 5  # characters: a text as long as this is found inside a word, too
@@ -42,7 +43,8 @@ def explain_command(text: str | None) -> Blocks:
     TEXT: list them.
     """
     fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
-    entries: list[Fix | Claim] = [*fixes, *load_claims("vllm")]
+    claims = [claim for name in projects() for claim in load_claims(name)]
+    entries: list[Fix | Claim] = [*fixes, *claims]
     if text is None:
         titles = {symptom.id: symptom.title for symptom in symptoms().values()}
         yield _listed(entries, titles)

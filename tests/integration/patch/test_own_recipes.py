@@ -1,6 +1,7 @@
 """Projects and fixes in a folder of recipes: all verbs take them as they take patchkit's own."""
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -155,6 +156,68 @@ def test_all_verbs_take_a_project_of_a_user(
     name = f"git+file://{root}@{commit}"
     shown = patchkit("diff", f"--{project}-src", name, "--source-version", version)
     assert "+# a line" in shown.stdout
+
+
+# A project without sdists: its releases are commits, and a file tells the version.
+TINY = {
+    "tiny/recipe.toml": """\
+fixes = ["tiny_line"]
+[project]
+title = "Tiny"
+markers = ["tiny/main.py", "tiny/version.py"]
+[project.version]
+path = "tiny/version.py"
+numbers = ['= "(.*)"']
+[upstream]
+git = "file://{root}"
+[[release]]
+version = "1.2"
+tag = "v1.2"
+commit = "{commit}"
+""",
+    "tiny/fixes/tiny_line.py": FIX.format(
+        fix="tiny_line", paths=("tiny/main.py",), before="import sys\n"
+    ),
+}
+
+
+def test_a_project_whose_releases_are_commits(tmp_path, patchkit, git):
+    files = {"tiny/main.py": "import sys\n", "tiny/version.py": 'VERSION = "1.2"\n'}
+    root = write_files(tmp_path / "upstream", files)
+    git(root, "init", "--quiet")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "one")
+    commit = git(root, "rev-parse", "HEAD").strip()
+    place = "tiny/recipe.toml"
+    recipe = TINY[place].format(root=root, commit=commit)
+    write_files(tmp_path / "recipes", TINY | {place: recipe})
+
+    assert f"tiny-{commit}.tar" in patchkit("fetch", "tiny==1.2").stdout
+    assert "applied" in patchkit("apply", "tiny==1.2").stdout
+    assert "+# a line" in patchkit("diff", "tiny==1.2").stdout
+    patchkit("revert", "tiny==1.2")
+    assert (tmp_path / "build/tiny-1.2/tiny/main.py").read_text() == "import sys\n"
+
+    # A commit and an archive need no entry in the recipe; the archive needs its sha256.
+    named = f"git+file://{root}@{commit}"
+    assert "+# a line" in patchkit("diff", "--tiny-src", named).stdout
+    archive = tmp_path / "tiny-1.2.tar"
+    git(root, "archive", "--prefix=tiny-1.2/", "--output", archive, "HEAD")
+    refused = patchkit("diff", archive, rc=3).stderr
+    (sha256,) = re.findall(r"add --sha256 (\w+)", refused)
+    assert f"git+file://{root}@COMMIT" in refused
+    assert "+# a line" in patchkit("diff", archive, "--sha256", sha256).stdout
+    other = patchkit("archs", root, rc=2).stderr
+    assert f"{root}: this verb takes one source, of vllm" in " ".join(other.split())
+    unknown = patchkit("apply", "tiny==1.3", rc=3).stderr
+    assert "known are 1.2; others" in unknown
+    assert f"from git+file://{root}@COMMIT" in unknown
+
+    # Without releases and a distribution, nothing can be locked.
+    short = recipe.partition("[upstream]")[0]
+    write_files(tmp_path / "recipes", {place: short})
+    told = patchkit("fetch", "tiny==1.2", "--lock", rc=2).stderr
+    assert "tiny: its recipe names no distribution" in told
 
 
 def test_an_installed_package_of_a_project_of_a_user(tmp_path, patchkit):
