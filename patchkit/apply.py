@@ -44,7 +44,7 @@ class Draft:
     recipe: Recipe
     request: Request
     outcome: Applied
-    plan: Plan | None = None
+    plan: Plan | None
 
 
 def apply(

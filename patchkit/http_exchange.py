@@ -50,7 +50,7 @@ class PathAnswer:
 class HttpAnswer(PathAnswer):
     """An answer with its body, or with the part of the body that came."""
 
-    body: bytes = b""
+    body: bytes
 
     @property
     def outcome(self) -> PathAnswer:

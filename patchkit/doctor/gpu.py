@@ -9,7 +9,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
@@ -55,7 +55,7 @@ class GpuNode:
     node: str
     python: str
     address: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str]
 
 
 def run_steps(

@@ -36,9 +36,9 @@ def version() -> int:
 
 def restrict(
     *,
-    read: Iterable[Path] = (),
-    write: Iterable[Path] = (),
-    execute: Iterable[Path] = (),
+    read: Iterable[Path],
+    write: Iterable[Path],
+    execute: Iterable[Path],
 ) -> None:
     """Take away this process's access to all files and folders but these.
 

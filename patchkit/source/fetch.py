@@ -148,7 +148,7 @@ def lock_files(
     distribution: str,
     version: Version,
     folder: Path,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Path:
     """Name the files of a release in the locks of ``folder``; return the path of one in the cache.
 

@@ -29,7 +29,7 @@ def attention_code(
     capability: tuple[int, int],
     *,
     built: Collection[str],
-    version: int | None = None,
+    version: int | None,
 ) -> Code:
     """Return the code of a tree as it runs on a device if only the ``built`` libraries exist.
 

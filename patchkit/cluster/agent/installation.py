@@ -116,7 +116,7 @@ class InstallState:
     installed: bool
     current: str
     lacking: tuple[str, ...]
-    gpu: Gpu | None = None
+    gpu: Gpu | None
 
 
 @frozen

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from patchkit.foreign import read_count
 
@@ -61,11 +61,11 @@ class Counters:
     engines sleep.
     """
 
-    steps: Mapping[str, float] = field(default_factory=dict)
-    gauges: Mapping[str, float] = field(default_factory=dict)
-    requests: int | None = None
-    asleep: bool = False
-    odd: frozenset[str] = frozenset()
+    steps: Mapping[str, float]
+    gauges: Mapping[str, float]
+    requests: int | None
+    asleep: bool
+    odd: frozenset[str]
 
     def __bool__(self) -> bool:
         """Return whether the text has a counter or gauge."""

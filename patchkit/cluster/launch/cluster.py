@@ -20,7 +20,7 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_journal import JournalLine, read_units
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.launch.cluster_file import FILE, ClusterFile
+from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error, ssh_command
 from patchkit.errors import HostError, PatchkitError
@@ -178,7 +178,7 @@ class Cluster(ClusterFile):
         return self.head.opened(bool, node_files.hold_alone, name=self.name)
 
 
-def read_cluster_file(path: Path = FILE) -> Cluster:
+def read_cluster_file(path: Path) -> Cluster:
     """Return the cluster of a ``cluster.toml``.
 
     Raises UsageError if there is no such file, and with the line of a wrong key or value.

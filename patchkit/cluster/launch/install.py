@@ -41,7 +41,7 @@ class BroughtVenv:
     before: InstallState
     venv: InstalledVenv
     sent: Copied | None
-    note: str = ""
+    note: str
 
 
 def install_everywhere(

@@ -76,7 +76,7 @@ class GroupUnits:
     cluster: ClusterFile
     model: ServedModel
     ranks: tuple[PlannedRank, ...]
-    links: tuple[tuple[str, ...], ...] = ()
+    links: tuple[tuple[str, ...], ...]
 
     @property
     def url(self) -> str:

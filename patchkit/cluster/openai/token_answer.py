@@ -35,10 +35,10 @@ class TokenAnswer(PathAnswer):
     server's reason for ending the answer, ``said`` the text of its error.
     """
 
-    fields: tuple[str, ...] = ()
-    tokens: int | None = None
-    finish: str = ""
-    said: str = ""
+    fields: tuple[str, ...]
+    tokens: int | None
+    finish: str
+    said: str
 
     @property
     def came(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from patchkit.doctor.symptoms.scan import (
@@ -139,13 +139,13 @@ class ReadLog:
     """
 
     diagnoses: tuple[Diagnosis, ...]
-    strange: Hit | None = None
+    strange: Hit | None
     unread: str = ""
-    serving: int = 0
-    stopped: int = 0
+    serving: int
+    stopped: int
     begun: int = 0
     earlier: Hit | None = None
-    lines: Mapping[int, str] = field(default_factory=dict)
+    lines: Mapping[int, str]
 
     @property
     def first(self) -> Diagnosis | None:

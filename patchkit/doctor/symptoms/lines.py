@@ -48,8 +48,8 @@ class LogLine:
     number: int
     who: str
     text: str
-    level: str = ""
-    stream: str = ""
+    level: str
+    stream: str
 
 
 def without_quotes(data: bytes) -> bytes:

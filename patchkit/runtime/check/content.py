@@ -147,7 +147,7 @@ class GivenFlag:
     name: str
     value: str
     line: int
-    kept_in: str = ""
+    kept_in: str
 
     @property
     def shown(self) -> str:
@@ -168,7 +168,7 @@ class CommandLine:
     program: str
     words: tuple[Word, ...]
     line: int
-    block: int = 0
+    block: int
     kept_in: str = ""
 
     @cached_property

@@ -64,7 +64,7 @@ def _strip_quotes(quoted: re.Match[str]) -> str:
     return str(escaped).strip("\n")
 
 
-def split_words(text: str, line: int = 1) -> list[Word]:
+def split_words(text: str, line: int) -> list[Word]:
     """Return the words of all commands of a text; ``line`` is the line where the text begins."""
     return [
         word for statement in split_statements(text, line) for word in statement.words

@@ -163,7 +163,7 @@ def read_head(path: Path, role: str) -> EnvFile:
 
 
 def check_transfer(
-    head: EnvFile, known_names: Collection[str], local_names: Collection[str] = ()
+    head: EnvFile, known_names: Collection[str], local_names: Collection[str]
 ) -> None:
     """Raise SourceError if the head's file has variables that this node must not take over.
 

@@ -392,7 +392,7 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
         raise refusal("overwritten", values="; ".join(lost), reason=executor.reason)
 
 
-def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:
+def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str) -> str:
     """Return the text of the env file.
 
     ``target`` is the user's option, "" if not given: only then is it written into the file's

@@ -68,7 +68,7 @@ class NcclReport:
     vllm: startup.Choice
     copies: tuple[NcclCopy, ...]
     warnings: tuple[str, ...]
-    pin: str = ""
+    pin: str
 
 
 def find_loaded_nccl(python: str, environment: startup.Environment) -> NcclReport:

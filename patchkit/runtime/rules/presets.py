@@ -128,10 +128,10 @@ class ModelRecipe:
 
     id: str
     min_vllm: str
-    weights_gib: float | None = None
-    drafter: str = ""
-    about: Values = field(default_factory=dict)
-    settings: Values = field(default_factory=dict)
+    weights_gib: float | None
+    drafter: str
+    about: Values
+    settings: Values
 
 
 @cache

@@ -46,13 +46,11 @@ class ValueProblem:
     what: str
     why: str
     hint: str
-    source: str = ""
+    source: str
     stops: bool = False
 
 
-def find_value_problems(
-    name: str, value: str, role: str = ""
-) -> Iterator[ValueProblem]:
+def find_value_problems(name: str, value: str, role: str) -> Iterator[ValueProblem]:
     """Yield the problems of a variable's value in the role of a node; "": a role that is unknown.
 
     An empty value, a placeholder and a variable's default have no problem.

@@ -46,7 +46,7 @@ class BuildPlan:
     """A planned build of ``title``, and what this machine lacks for it."""
 
     title: str
-    missing: tuple[Finding, ...] = ()
+    missing: tuple[Finding, ...]
 
     def require(self) -> None:
         """Raise one error that lists everything that is missing; return if nothing is."""
@@ -66,7 +66,7 @@ def plan_vllm(
     needs: Needs,
     version: Version,
     machine: str,
-    requirements: Path | None = None,
+    requirements: Path | None,
 ) -> BuildPlan:
     """Return the plan of a vLLM build for the CPU ``machine``.
 

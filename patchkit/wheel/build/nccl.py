@@ -57,8 +57,8 @@ class NcclOrder:
     target: Target
     toolchain: Toolchain
     jobs: int
-    functions: str = ""
-    fresh: bool = False
+    functions: str
+    fresh: bool
 
     @property
     def version(self) -> str:

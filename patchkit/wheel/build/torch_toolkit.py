@@ -275,8 +275,8 @@ def target_site(
     machine: str,
     *,
     python: Path,
-    offline: bool = False,
-    progress: Progress = lambda _done, _total: None,
+    offline: bool,
+    progress: Progress,
 ) -> Path:
     """Return a site-packages folder with the libraries that a build for ``machine`` links with.
 

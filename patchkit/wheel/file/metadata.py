@@ -31,11 +31,11 @@ class WheelMetadata:
 
     name: WheelName
     members: tuple[str, ...]
-    requires: tuple[Requirement, ...] = ()
-    requires_python: str = ""
-    sboms: tuple[str, ...] = ()
+    requires: tuple[Requirement, ...]
+    requires_python: str
+    sboms: tuple[str, ...]
     facts: Facts
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...]
 
     @property
     def pins(self) -> dict[str, str]:

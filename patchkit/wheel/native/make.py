@@ -137,7 +137,7 @@ def _make_library(
 def native_facts(
     libraries: Sequence[NativeLibrary],
     assembler: Assembler,
-    dropped: Sequence[str] = (),
+    dropped: Sequence[str],
 ) -> Facts:
     """Return the facts that a wheel records about its native libraries, by library."""
     return {

@@ -100,7 +100,7 @@ def native_parts(
     progress: Progress,
     dispatch: Dispatch = NOTHING_READ,
     *,
-    keep: bool = False,
+    keep: bool,
 ) -> NativeParts:
     """Assemble the PTX in a wheel's libraries that the device would compile, into ``folder``.
 

@@ -45,8 +45,8 @@ def find_wheel(
     spec: str,
     cpu: str,
     *,
-    sha256: str | None = None,
-    offline: bool = False,
+    sha256: str | None,
+    offline: bool,
     report: Report,
 ) -> Iterator[Origin]:
     """Open the wheel that ``NAME==X.Y.Z`` or a path names.

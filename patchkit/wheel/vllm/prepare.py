@@ -182,7 +182,7 @@ def vllm_source(
     *,
     check: Callable[[SourceTree], object],
     report: Report,
-    offline: bool = False,
+    offline: bool,
 ) -> VllmSource:
     """Return the release of that version (default: the newest), or the source that is ``named``.
 

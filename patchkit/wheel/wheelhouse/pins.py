@@ -141,7 +141,7 @@ def sources_of(distribution: str) -> str:
 
 def wheel_pins(
     wheels: Iterable[WheelMetadata],
-    locked: Iterable[WheelName] = (),
+    locked: Iterable[WheelName],
 ) -> tuple[WheelPin, ...]:
     """Return the pins of the wheels of torch, and of projects.
 

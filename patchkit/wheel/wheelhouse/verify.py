@@ -217,9 +217,9 @@ class Verified:
     entries: tuple[ManifestEntry, ...]
     pins: Mapping[str, str]
     findings: tuple[Finding, ...]
-    unmet: tuple[str, ...] = ()
-    overrides: tuple[Override, ...] = ()
-    offers: tuple[Override, ...] = ()
+    unmet: tuple[str, ...]
+    overrides: tuple[Override, ...]
+    offers: tuple[Override, ...]
 
 
 def verify_wheelhouse(house: Path) -> Verified:
