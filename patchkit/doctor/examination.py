@@ -321,6 +321,7 @@ def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
             *_WRITTEN,
         ],
         image=cluster.serve.image_asked,
+        variables=cluster.rank_variables,
     )
 
     placed = None

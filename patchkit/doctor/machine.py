@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom
+from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -22,6 +23,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.releases import within
+from patchkit.runtime.serve.command_notes import kernel_advice
 from patchkit.target import is_unified
 from patchkit.units import KIB_PER_GIB
 
@@ -76,6 +78,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         check_memory,
         check_memory_guard,
         check_rdma_files,
+        check_flashinfer,
     )
     of_python = (
         check_torch,
@@ -328,6 +331,24 @@ def check_compilers(node: NodeReport) -> Outcome:
         lacking.append(node.find("python-header"))
 
     return lacking or {"header": compilers.python_h}
+
+
+@check("flashinfer")
+def check_flashinfer(node: NodeReport) -> Outcome:
+    software = require(node.host.software, _UNNAMED)
+    kernels = require(software.flashinfer, "FlashInfer is not installed")
+    require(node.placed or node.node == HERE or None, "nothing was started")
+    asked = node.placed.modules.split() if node.placed else []
+    lacking = [name for name in asked if not kernels.has(name)]
+
+    findings = [
+        node.find("flashinfer", advice=row)
+        for row in kernel_advice(kernels, software.vllm)
+    ]
+    if lacking:
+        names = ", ".join(lacking)
+        findings.append(node.find("flashinfer-modules", names=names))
+    return findings or {"count": len(kernels.modules)}
 
 
 # The container engine and the image; `up`, too, refuses if one is missing or does not answer

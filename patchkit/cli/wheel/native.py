@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -30,6 +31,9 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.errors import UsageError
+from patchkit.runtime.host.software import find_flashinfer
+from patchkit.runtime.python.distributions import find_version
+from patchkit.runtime.serve.command_notes import kernel_notes
 from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
@@ -116,8 +120,21 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
         yield GOOD + f"on {target.title} nothing is compiled at first use"
     else:
         yield "nothing here holds device code"
+    if path.is_dir():
+        yield from _flashinfer_notes([str(find_site(path))])
     if not _is_library(path) and any(library.writable for library in libraries):
         yield next_verb("native", path, "--write", where="to compile it now")
+
+
+def _flashinfer_notes(site: list[str]) -> Lines:
+    """Yield how many modules of FlashInfer an environment brings, and what keeps them from use."""
+    kernels = find_flashinfer(site, os.environ)
+    if kernels:
+        count = counted_noun(len(kernels.modules), "compiled module")
+        yield note(
+            f"FlashInfer brings {count}; what a model lacks here: `patchkit serve-args MODEL`"
+        )
+        yield from map(note, kernel_notes(kernels, find_version(site, "vllm")))
 
 
 def _is_library(path: Path) -> bool:

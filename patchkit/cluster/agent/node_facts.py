@@ -34,7 +34,7 @@ from patchkit.records import RecordError, record
 from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE, parse_whole
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.software import find_ptxas
+from patchkit.runtime.host.software import add_compiled, find_ptxas
 from patchkit.runtime.python.distributions import (
     Owner,
     find_distributions,
@@ -56,6 +56,10 @@ _DIGESTED = (
 _SMALL = BYTES_PER_MIB  # bytes: the content of larger files, weights, is not read
 _MOST = 5_000  # files of a model's folder that are looked at
 _CLASSES = 8  # the most that are taken from a model's config
+
+
+PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
+"""The PATH of ranks, after the environment's own programs."""
 
 
 @frozen
@@ -111,22 +115,27 @@ def look_at_node(
     venv: str,
     models: Sequence[str] = (),
     image: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> NodeFacts:
     """Return the facts of this node for the cluster ``name``.
 
     ``venv`` is the path of the environment or of a link to it, ``models`` are folders, ``image``
-    are the arguments of ``look_at_image``, none without an image. Raises what ``probe`` and
-    ``look_at_image`` raise.
+    are the arguments of ``look_at_image``, none without an image. ``variables`` are those of ranks
+    that decide what FlashInfer has; without them this process's environment decides. Raises what
+    ``probe`` and ``look_at_image`` raise.
     """
     link = Path(venv).expanduser()
     # Name the environment itself: another `install` moves the link.
     venv_folder = environment_of(link)
     python = venv_folder / "bin" / "python"
     has_venv = not image and os.access(python, os.X_OK)
+    environment = {**os.environ}
+    if variables:
+        environment |= {"PATH": f"{venv_folder}/bin:{PROGRAMS}", **variables}
     host = probe(
         LIVE,
         python=str(python) if has_venv else None,
-        environment=os.environ,
+        environment=environment,
     )
     ptxas = find_ptxas(LIVE, os.environ)
 
@@ -134,7 +143,11 @@ def look_at_node(
     if image:
         image_facts = look_at_image(**image)
         ptxas = image_facts.contents.ptxas
-        host = replace(host, software=image_facts.contents.software)
+        software = image_facts.contents.software
+        software = image_facts.contents.software
+        if software:
+            software = add_compiled(software, environment)
+        host = replace(host, software=software)
 
     user = pwd.getpwuid(os.getuid()).pw_name
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
@@ -191,15 +204,15 @@ def examine(
     units: Sequence[str],
     ports: Sequence[int],
     folders: Sequence[str] = (),
-    image: Mapping[str, str] | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """Return this node's facts, state, processes, listeners, disks, health and Python, by name.
 
-    ``image`` is as for ``look_at_node``. A part that fails is missing: then ``errors`` has the
-    fields of its error, by its name.
+    ``asked`` are ``image`` and ``variables`` as for ``look_at_node``. A part that fails is missing:
+    then ``errors`` has the fields of its error, by its name.
     """
     parts: dict[str, Callable[[], object]] = {
-        "facts": lambda: _facts_and_contents(name, venv, image),
+        "facts": lambda: _facts_and_contents(name, venv, **asked),
         "state": lambda: node_state.read_node_state(name, units),
         "processes": lambda: list(node_state.group_processes(name)),
         "disks": lambda: list(disk_rooms(folders)),
@@ -215,16 +228,19 @@ def examine(
 def _facts_and_contents(
     name: str,
     venv: str,
-    image: Mapping[str, str] | None,
+    **asked: Any,
 ) -> tuple[NodeFacts, PythonContents]:
     """Return the facts of this node, and what is in the environment that they name."""
-    facts = look_at_node(name, venv, image=image)
+    # Before the first `up`, somebody may serve with variables of their own.
+    if not read_placed(config_folder(name)):
+        asked["variables"] = None
+    facts = look_at_node(name, venv, **asked)
 
     path: Sequence[str] = ()
     if facts.venv:
         path = ask_interpreter(f"{facts.venv}/bin/python", os.environ).path
 
-    return facts, python_contents(path, None if image else facts.host.software)
+    return facts, python_contents(path, None if facts.image else facts.host.software)
 
 
 def meet(

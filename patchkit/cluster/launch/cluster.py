@@ -77,6 +77,7 @@ class Cluster(ClusterFile):
                 venv=self.venv,
                 models=list(models),
                 image=self.serve.image_asked,
+                variables=self.rank_variables,
             )
 
         return require_all(run_on_all(self.nodes, look))

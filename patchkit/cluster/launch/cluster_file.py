@@ -16,6 +16,7 @@ from patchkit.records import RecordError, matching, one_of
 from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import secret_flag
+from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
@@ -180,6 +181,11 @@ class ClusterFile:
             path = getattr(self, key)
             if not path.startswith(("/", "~/")) or not path.isprintable():
                 raise RecordError(f"is {path!r}, not a path from / or ~/", key)
+
+    @property
+    def rank_variables(self) -> dict[str, str]:
+        """Return variables of all ranks; ``{vllm}`` in a value stands for the release."""
+        return {**cache_variables(f"~/{CACHES}", "{vllm}"), **self.serve.set}
 
     @property
     def unit(self) -> str:

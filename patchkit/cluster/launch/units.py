@@ -14,6 +14,7 @@ from patchkit import foreign, http_exchange
 from patchkit.cluster.agent import alive_script, group_script, judge, processes
 from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.cluster.agent.node_facts import PROGRAMS
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container, mount
@@ -50,7 +51,6 @@ _BEFORE_SECONDS = 900
 # 0.1 GiB/s and less; read ahead they load at 1 GiB/s and more.
 _SECONDS_PER_GIB = 12
 _MOST_GIB = 120  # weights in a node's memory at most
-_PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 _STATE, _CACHES = CACHES.rsplit("/", 1)
 # Release of systemd from which on a user's StateDirectory= is below _STATE, not ~/.config.
 _STATE_SINCE = 254
@@ -170,11 +170,13 @@ class GroupUnits:
     ) -> dict[str, object]:
         """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
+        modules = rank.command.modules if rank.command else ()
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
+            "modules": " ".join(module.name for module in modules),
             "files": {name: digest(content) for name, content in files.items()},
         }
 
@@ -291,7 +293,7 @@ class GroupUnits:
             "command": unit_line(words),
             "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
             "kill_mode": "control-group",
-            "path": unit_word(f"PATH={facts.venv}/bin:{_PROGRAMS}"),
+            "path": unit_word(f"PATH={facts.venv}/bin:{PROGRAMS}"),
             "prepare": "",
             "remove": "",
             "runtime": "",

@@ -141,13 +141,14 @@ class PlacedFiles:
 
     ``id`` names the start, "" if ``group.json`` has no id. ``edited`` are the files that differ
     from their digests in ``group.json``. ``folder`` is the folder of the model that the node's
-    rank serves, "" if it has none.
+    rank serves, "" if it has none. ``modules`` are patterns of FlashInfer's modules.
     """
 
     id: str
     model: str
     url: str
     folder: str
+    modules: str
     env: EnvFile | None
     edited: tuple[str, ...]
 
@@ -177,7 +178,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         digests = {_GROUP: ""}
 
     edited = [name for name in digests if digest(files.get(name)) != digests[name]]
-    names = ("id", "model", "url", "folder")
+    names = ("id", "model", "url", "folder", "modules")
     texts = {name: str(group.get(name, "")) for name in names}
     return PlacedFiles(env=env, edited=tuple(edited), **texts)
 

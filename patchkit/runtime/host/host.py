@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import fnmatch
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Interface, IPv4Network, ip_address, ip_network
 from itertools import product
 from pathlib import Path
@@ -177,6 +178,22 @@ class Nccl:
 
 
 @frozen
+class FlashInfer:
+    """FlashInfer in one Python: its compiled modules, and the ``facts`` that advice depends on.
+
+    ``cache`` is a pattern for modules that were compiled here, below FLASHINFER_WORKSPACE_BASE.
+    """
+
+    modules: tuple[str, ...]
+    cache: str
+    facts: Mapping[str, str]
+
+    def has(self, pattern: str) -> bool:
+        """Return whether a module need not be compiled."""
+        return bool(fnmatch.filter(self.modules, pattern))
+
+
+@frozen
 class Software:
     """Versions in one Python, "" for none; ``vllm_home`` is vLLM's folder, ``cuda`` is torch's."""
 
@@ -190,6 +207,7 @@ class Software:
     vllm_home: str = ""
     torch_nccl: Nccl | None = None
     vllm_nccl: Nccl | None = None
+    flashinfer: FlashInfer | None = None
 
 
 @frozen

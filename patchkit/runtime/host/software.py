@@ -1,4 +1,4 @@
-"""Find the packages of a Python and the libnccl that it would load, without importing any."""
+"""Find the packages of a Python, and what they would load, without importing any."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ import shutil
 import site
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from patchkit.foreign import read_json
-from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.host.host import FlashInfer, Nccl, Software
 from patchkit.runtime.python import startup
-from patchkit.runtime.python.distributions import find_owners, find_version
+from patchkit.runtime.python.distributions import (
+    find_distributions,
+    find_owners,
+    find_version,
+    read_header,
+    read_lines,
+)
 from patchkit.runtime.python.libnccl import nccl_version
 
 # The file of a package with its version, and the line that has it.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](\d[^"']*)["']""", re.MULTILINE)
+_FLASHINFER = "flashinfer_python"
+_PREBUILT = "flashinfer_jit_cache"
+_MODULE = re.compile(r"(?m)/([^/\n]+)/\1\.so,")
+_ONE_ARCH = re.compile(r".*_sm(\d+)(\d)a")
 _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
@@ -49,6 +60,7 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
         vllm_home=str(Path(facts.vllm).parent) if facts.vllm else "",
         torch_nccl=torch_nccl,
         vllm_nccl=vllm_nccl,
+        flashinfer=find_flashinfer(facts.path, environment),
     )
 
 
@@ -122,3 +134,75 @@ def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
         ):
             version = packages[0].version
     return Nccl(path=choice.path or "", version=version, why=choice.why)
+
+
+def add_compiled(software: Software, environment: Mapping[str, str]) -> Software:
+    """Return software with the modules of FlashInfer that were compiled on this machine."""
+    kernels = software.flashinfer
+    if kernels is None:
+        return software
+
+    base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
+    folder = Path(base.replace("{vllm}", software.vllm)).expanduser()
+    names = [file.stem for file in folder.glob(kernels.cache)]
+    modules = (*kernels.modules, *names)
+    return replace(software, flashinfer=replace(kernels, modules=modules))
+
+
+def find_flashinfer(
+    path: Sequence[str], environment: Mapping[str, str]
+) -> FlashInfer | None:
+    """Return the FlashInfer on ``path`` (``sys.path``), None if it is not installed.
+
+    What was compiled just in time is not in it.
+    """
+    homes = {name: folders[0] for name, folders in find_distributions(path).items()}
+    version = find_version(path, _FLASHINFER).partition("+")[0]
+    if not version:
+        return None
+
+    archs = environment.get("FLASHINFER_CUDA_ARCH_LIST", "")
+    modules = _read_modules(homes[_FLASHINFER])
+    prebuilt = ""
+    build = find_version(path, _PREBUILT)
+    for name, home in homes.items():
+        if not name.startswith(_PREBUILT):
+            continue
+
+        # A provider is of one build with what finds it; one for sm121a answers 12.1 alone.
+        arch = _ONE_ARCH.fullmatch(name)
+        if read_header(home, "Version") != build or build.partition("+")[0] != version:
+            prebuilt = "other-version"
+        elif arch and archs and f"{arch[1]}.{arch[2]}" not in archs:
+            prebuilt = "other-arch"
+        else:
+            modules += _read_modules(home)
+
+    folder = "_".join(sorted(archs.replace(".", "").split())) or "*"
+    return FlashInfer(
+        modules=tuple(modules),
+        cache=f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so",
+        facts={"prebuilt": prebuilt, **_find_compilers(path, environment)},
+    )
+
+
+def _find_compilers(
+    path: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what vLLM looks for before it takes kernels of FlashInfer, by name; "" for none."""
+    programs = environment.get("PATH", os.defpath)
+    toolkit = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    compiler = f"{toolkit or '/usr/local/cuda'}/bin/nvcc"
+    # By either, vLLM takes it that nothing has to be compiled.
+    cubin = environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip("0")
+    return {
+        "nvcc": shutil.which("nvcc", path=programs) or "",
+        "toolkit": shutil.which(compiler) or "",
+        "ninja": shutil.which("ninja", path=programs) or "",
+        "cubin": cubin or find_version(path, "flashinfer_cubin"),
+    }
+
+
+def _read_modules(home: Path) -> list[str]:
+    """Return the compiled modules that a distribution has installed."""
+    return _MODULE.findall("\n".join(read_lines(home / "RECORD")))

@@ -13,7 +13,12 @@ from typing import Any
 
 from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
-from patchkit.runtime.host.host import Host, describe_addresses, plain_version
+from patchkit.runtime.host.host import (
+    FlashInfer,
+    Host,
+    describe_addresses,
+    plain_version,
+)
 from patchkit.runtime.node.topology import Attachment, choose_attachment
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.releases import (
@@ -59,7 +64,8 @@ class Node:
 
     ``head`` is the head's IPv4 address, "" for a node alone. ``versions`` maps torch, triton, nccl
     and transformers to their versions, "" if unknown; transformers is missing if it belongs to
-    another vLLM. ``choice`` and ``extra`` include those of the env file.
+    another vLLM. ``kernels`` is the node's FlashInfer, None if the node has another GPU or vLLM
+    than this host. ``choice`` and ``extra`` include those of the env file.
     """
 
     role: str
@@ -70,6 +76,7 @@ class Node:
     attachment: Attachment
     target: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    kernels: FlashInfer | None = None
     quantization: str = ""
     preset: Preset | None = None
     choice: RuleChoice = BY_DEFAULT
@@ -135,6 +142,8 @@ def decide_node(
         _check_preset(preset, request)
 
     attachment = _attach(request, host, addressed=addressed)
+    is_same = _is_same(request.vllm, host.versions["vllm"])
+    is_here = is_same and request.target == host.target
     return Node(
         role=request.role,
         nodes=request.nodes,
@@ -146,6 +155,7 @@ def decide_node(
         attachment=attachment,
         target=request.target,
         versions=versions,
+        kernels=host.software.flashinfer if host.software and is_here else None,
         quantization=request.quantization,
         preset=preset,
         choice=request.choice,

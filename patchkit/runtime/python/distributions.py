@@ -46,7 +46,7 @@ def find_distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
 def read_headers(home: Path, name: str) -> Iterator[str]:
     """Yield every value of a header field of METADATA, in ``home``, a .dist-info folder."""
     # The header ends at the first empty line; the description follows.
-    for line in takewhile(str.strip, _read_lines(home / "METADATA")):
+    for line in takewhile(str.strip, read_lines(home / "METADATA")):
         field, _colon, value = line.partition(":")
         if field.strip().lower() == name.lower():
             yield value.strip()
@@ -79,7 +79,7 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     for home in sorted(chain.from_iterable(find_distributions(path).values())):
         # torch's RECORD has thousands of lines, so select the lines before parsing them as CSV.
         project, _dash, version = home.name.removesuffix(_SUFFIX).rpartition("-")
-        lines = [line for line in _read_lines(home / "RECORD") if f"/{stem}" in line]
+        lines = [line for line in read_lines(home / "RECORD") if f"/{stem}" in line]
 
         for row in csv.reader(lines):
             if not Path(row[0]).name.startswith(stem):
@@ -105,7 +105,8 @@ def lost_files(path: Iterable[str], stem: str) -> tuple[Owner, ...]:
     return tuple(owner for owner in owners if not os.path.lexists(owner.path))
 
 
-def _read_lines(place: Path) -> list[str]:
+def read_lines(place: Path) -> list[str]:
+    """Return the lines of a file, none if it cannot be read."""
     try:
         return place.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -29,12 +29,14 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
 from patchkit.runtime.serve.command_notes import (
     RECURRENT,
+    asked_modules,
     context_notes,
     first_start_notes,
     flag_notes,
     model_notes,
     speed_notes,
 )
+from patchkit.runtime.serve.compiled_modules import Module
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import (
     ServeRequest,
@@ -78,7 +80,7 @@ class ServeCommand:
     """A `vllm serve` command with what a user should know about it.
 
     ``left_out`` are flags that are not set on purpose, each with its reason. ``off`` are the rules
-    that apply but are off.
+    that apply but are off. ``modules`` are those that vLLM asks FlashInfer for.
     """
 
     request: ServeRequest
@@ -86,6 +88,7 @@ class ServeCommand:
     left_out: tuple[ServeFlag, ...]
     off: tuple[FlagRule, ...]
     advice: tuple[Advice, ...]
+    modules: tuple[Module, ...]
     notes: Names
 
     @property
@@ -101,7 +104,7 @@ class ServeCommand:
         return (
             *filter(None, [self.request.memory.note]),
             *speed_notes(self.request, flags),
-            *first_start_notes(self.request.node, flags),
+            *first_start_notes(self.request.node, self.modules),
         )
 
 
@@ -152,6 +155,7 @@ def serve_args(
     advice = [_fault_advice(fault, request) for fault in faults]
     advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
+    modules = asked_modules(request.node, values)
     discouraged = [_flag_of_rule(rule, rule.values) for rule in left_out]
     return ServeCommand(
         request=request,
@@ -159,12 +163,13 @@ def serve_args(
         left_out=(*discouraged, *unlike),
         off=idle,
         advice=tuple(advice),
+        modules=modules,
         notes=(
             *listen_notes(request),
             *model_notes(request),
             *context_notes(request, values, fit),
             *speed_notes(request, values),
-            *first_start_notes(request.node, values),
+            *first_start_notes(request.node, modules),
             *_refusal_notes(refused, unlike),
             *flag_notes(values),
         ),

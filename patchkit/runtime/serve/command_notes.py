@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
 from patchkit.foreign import whole_number
 from patchkit.quoting import quoted
 from patchkit.records import read_json
+from patchkit.runtime.host.host import FlashInfer
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
     DRAFTING,
@@ -17,9 +18,9 @@ from patchkit.runtime.rules.presets import (
     load_flag_rules,
 )
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Values, select_entries
+from patchkit.runtime.rules.rule import Advice, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
-from patchkit.runtime.serve.compiled_modules import MODULES
+from patchkit.runtime.serve.compiled_modules import MODULES, Module
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import Fit, ServeRequest
 from patchkit.target import targets
@@ -132,21 +133,49 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     )
 
 
-def first_start_notes(node: Node, flags: Values) -> Iterator[str]:
-    """Yield what compiles before the first answer; nothing for a build that is no release."""
-    modules = select_entries(MODULES.module, {**node.situation, **flags})
-    if not modules or (node.preset and node.preset.build):
+def asked_modules(node: Node, flags: Values) -> tuple[Module, ...]:
+    """Return the modules that vLLM asks for; none for a build that is no release."""
+    if node.preset and node.preset.build:
+        return ()
+    return select_entries(MODULES.module, {**node.situation, **flags})
+
+
+def kernel_advice(kernels: FlashInfer, vllm: str) -> tuple[Advice, ...]:
+    """Return what keeps vLLM from FlashInfer's kernels, and FlashInfer from compiled ones."""
+    return select_entries(MODULES.advice, {"vllm": vllm, **kernels.facts})
+
+
+def lacking_modules(node: Node, modules: Iterable[Module]) -> list[Module]:
+    """Return the modules that are not compiled, as far as the node's FlashInfer is known."""
+    kernels = node.kernels
+    return [row for row in modules if not (kernels and kernels.has(row.name))]
+
+
+def kernel_notes(kernels: FlashInfer, vllm: str) -> Iterator[str]:
+    """Yield the advice of ``kernel_advice`` as notes."""
+    for row in kernel_advice(kernels, vllm):
+        yield f"{row.says}; instead: {row.instead}"
+
+
+def first_start_notes(node: Node, modules: Sequence[Module]) -> Iterator[str]:
+    """Yield what compiles before the first answer, and what keeps compiled modules from use."""
+    if node.kernels and modules:
+        yield from kernel_notes(node.kernels, node.vllm)
+
+    lacking = lacking_modules(node, modules)
+    if not lacking:
         return
 
-    names = ", ".join(row.id for row in modules)
-    units = sum(row.units for row in modules)
-    minutes = sum(row.seconds for row in modules) / MODULES.jobs / 60
-    gib = max(row.gib for row in modules)
+    unless = "" if node.kernels else ", if an earlier one did not"
+    names = ", ".join(row.id for row in lacking)
+    units = sum(row.units for row in lacking)
+    minutes = sum(row.seconds for row in lacking) / MODULES.jobs / 60
+    gib = max(row.gib for row in lacking)
     more = "".join(row.says for row in select_entries(MODULES.more, node.situation))
     yield (
-        f"FlashInfer compiles at the first start, if an earlier one did not: {names}; {units} "
-        f"units, up to {gib} GiB for a compiler, about {minutes:.0f} min with MAX_JOBS="
-        f"{MODULES.jobs} of `patchkit env`, without it a compiler for each core{more}"
+        f"FlashInfer compiles at the first start{unless}: {names}; {units} units, up to {gib} GiB "
+        f"for a compiler, about {minutes:.0f} min with MAX_JOBS={MODULES.jobs} of `patchkit env`, "
+        f"without it a compiler for each core{more}"
     )
 
 

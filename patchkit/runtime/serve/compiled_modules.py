@@ -80,6 +80,7 @@ class ModuleTable:
     jobs: int
     module: tuple[Module, ...]
     more: tuple[Advice, ...]
+    advice: tuple[Advice, ...]
     generator: tuple[Generator, ...]
 
     def calls(

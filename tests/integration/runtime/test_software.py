@@ -6,9 +6,9 @@ import venv
 import pytest
 
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.host.software import find_python, read_software
+from patchkit.runtime.host.software import add_compiled, find_python, read_software
 from patchkit.runtime.python.libnccl import nccl_version
-from support import write_files
+from support import flashinfer, write_files
 from support.layout import Environment
 
 EVERYTHING = {
@@ -122,6 +122,80 @@ def test_the_version_in_the_bytes(text, version, tmp_path):
     assert nccl_version(tmp_path) == ""
 
 
+# FlashInfer: each rule was tried with FlashInfer's own code
+
+
+@pytest.mark.parametrize(
+    ("wheels", "variables", "modules", "prebuilt"),
+    [
+        ({}, {}, {"sampling"}, ""),
+        ({}, {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"}, {"rope"}, ""),
+        ({"": "0.7.2.post1", "-sm121a": "0.7.2.post1"}, {}, {"sampling", "xqa"}, ""),
+        (
+            {"": "0.7.2.post1+cu130", "-sm121a": "0.7.2.post1+cu130"},
+            {"FLASHINFER_CUDA_ARCH_LIST": "12.1a"},
+            {"sampling", "xqa"},
+            "",
+        ),
+        (
+            {"": "0.7.2.post1+cu130", "-sm121a": "0.7.2.post1+gb10"},
+            {},
+            {"sampling"},
+            "other-version",
+        ),
+        ({"-sm121a": "0.7.2.post1"}, {}, {"sampling"}, "other-version"),
+        ({"": "0.7.2", "-sm121a": "0.7.2"}, {}, {"sampling"}, "other-version"),
+        (
+            {"": "0.7.2.post1", "-sm121a": "0.7.2.post1"},
+            {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"},
+            {"rope"},
+            "other-arch",
+        ),
+        (
+            {"": "0.7.2.post1", "-sm120f": "0.7.2.post1"},
+            {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"},
+            {"rope", "xqa"},
+            "",
+        ),
+    ],
+)
+def test_modules_of_flashinfer(wheels, variables, modules, prebuilt, env, tmp_path):
+    flashinfer.install(env.site, "flashinfer-python", "0.7.2.post1")
+    for suffix, version in wheels.items():
+        built = ["xqa"] if suffix else []
+        project = f"flashinfer-jit-cache{suffix}"
+        flashinfer.install(env.site, project, version, *built)
+    flashinfer.compile_into(tmp_path, "0.7.2.post1", "121a", "sampling")
+    flashinfer.compile_into(tmp_path, "0.7.2.post1", "120f", "rope")
+    flashinfer.compile_into(tmp_path, "0.6.13", "121a", "page")
+    env.variables |= {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), **variables}
+
+    kernels = add_compiled(found(env), env.variables).flashinfer
+
+    assert modules <= {*kernels.modules}
+    assert "page" not in kernels.modules
+    assert ("sampling" in kernels.modules) == ("sampling" in modules)
+    assert kernels.facts["prebuilt"] == prebuilt
+
+
+def test_compilers_of_flashinfer(env, tmp_path):
+    flashinfer.install(env.site, "flashinfer-python", "0.6.13", "sampling")
+    env.variables |= {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path)}
+    assert not any(found(env).flashinfer.facts.values())
+    assert found(env).flashinfer.has("sampl*")
+
+    for program in ("bin/nvcc", "ninja"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / program).touch(mode=0o755)
+    env.variables["VLLM_HAS_FLASHINFER_CUBIN"] = "0"
+    facts = found(env).flashinfer.facts
+    there = [name for name, value in facts.items() if value]
+    assert there == ["toolkit", "ninja"]
+
+    env.variables["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
+    assert found(env).flashinfer.facts["cubin"] == "1"
+
+
 # Which Python, and what it costs
 
 
@@ -142,3 +216,16 @@ def test_the_python_that_a_shell_means(tmp_path):
     environment["VIRTUAL_ENV"] = f"{tmp_path}/gone"
     assert find_python(environment) == f"{tmp_path}/one/bin/python3"
     assert os.access(find_python({"PATH": str(tmp_path)}), os.X_OK)
+
+
+def test_native_tells_the_modules_of_flashinfer(cli, tmp_path):
+    site = tmp_path / "venv/lib/python3.12/site-packages"
+    flashinfer.install(site, "flashinfer-python", "0.6.13", "sampling")
+    flashinfer.install(site, "flashinfer-jit-cache", "0.6.12", "xqa")
+    flashinfer.install(site, "vllm", "0.25.1")
+
+    done = cli("native", tmp_path / "venv", env={"PATH": str(tmp_path)})
+    lines = "\n".join([done.stdout, done.stderr])
+    assert "note FlashInfer brings 1 compiled module; what a model lacks" in lines
+    assert "note nvcc is not on PATH" in lines
+    assert "flashinfer-jit-cache is of another version" in lines

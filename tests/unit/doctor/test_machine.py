@@ -16,10 +16,14 @@ from patchkit.cluster.agent.health import (
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
-from patchkit.doctor.machine import machine_findings
-from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
+from patchkit.doctor.machine import check_flashinfer, machine_findings
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    facts_for_causes,
+    placed_files,
+)
 from patchkit.finding import Level
-from patchkit.runtime.host.host import Gpu, Software
+from patchkit.runtime.host.host import FlashInfer, Gpu, Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.distributions import Owner
 from patchkit.wheel.device.installed_code import look_at_device_code
@@ -51,6 +55,9 @@ SOFTWARE = Software(
     torch="2.11.0+cu130",
     triton="3.6.0",
     cuda="13.0",
+    flashinfer=FlashInfer(
+        modules=("sampling",), cache="none", facts={"nvcc": "/usr/bin/nvcc"}
+    ),
 )
 STAMP = "2026-11-23T03:00:00+0000 s kernel: "
 XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
@@ -95,6 +102,25 @@ def test_a_machine_that_is_well_is_fine_in_all(well):
     assert len({each.about for each in found}) == len(found)
 
 
+def with_kernels(report, **changes):
+    kernels = replace(SOFTWARE.flashinfer, **changes)
+    return with_host(report, software=replace(SOFTWARE, flashinfer=kernels))
+
+
+def test_modules_that_the_next_start_compiles(well):
+    files = {"group.json": '{"modules": "sampling xqa_input_*_False_*"}'}
+    placed = placed_files(files, "vllm.service")
+    assert placed.modules == "sampling xqa_input_*_False_*"
+
+    (note,) = check_flashinfer(replace(well, placed=placed))
+    assert (note.level, note.about) == (Level.NOTE, "flashinfer-modules")
+    assert note.what == "FlashInfer compiles at the next start: xqa_input_*_False_*"
+
+    there = with_kernels(well, modules=("sampling", "xqa_input_a_False_b"))
+    (fine,) = check_flashinfer(replace(there, placed=placed))
+    assert fine.level is Level.OK
+
+
 MISMATCH = {"gpu": "nvmlInit_v2: error 18: Driver/library version mismatch"}
 OTHER = GpuUser(pid=4711, name="python3", mib=19135)
 OLD = Gpu(name="NVIDIA GB10", capability="12.1", driver="570.86.15")
@@ -125,6 +151,7 @@ FAULTS = {
         well, software=replace(SOFTWARE, vllm="0.19.1+cu129")
     ),
     "nccl-two": with_torch_nccl,
+    "flashinfer": lambda well: with_kernels(well, facts={}),
 }
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from venv import EnvBuilder
 
 import pytest
 
@@ -16,7 +17,8 @@ from patchkit.cluster.agent.node_state import (
     read_node_state,
 )
 from patchkit.cluster.agent.processes import strangers
-from support import write_files
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from support import flashinfer, write_files
 from support.needed import need
 
 UNIT = "patchkit-x.service"
@@ -126,3 +128,26 @@ def test_a_start_names_the_environment_and_not_the_link_to_it(asked, tmp_path):
     served = {"link": str(tmp_path / "venv"), "venv": facts.venv}
     told = "def is installed, and abc serves until the next `up`"
     assert look_at_served(served) == (told, None)
+
+
+def test_kernels_of_ranks_are_those_in_their_own_folder(asked, tmp_path):
+    """The user's PATH and cache are not those of ranks, which units set."""
+    venv = tmp_path / "venv"
+    EnvBuilder(symlinks=True).create(venv)
+    (site,) = venv.glob("lib/python3*/site-packages")
+    flashinfer.install(site, "flashinfer-python", "0.6.13")
+    flashinfer.install(site, "vllm", "0.25.1")
+    write_files(site / "vllm", {"__init__.py": ""})
+    write_files(venv / "bin", {"ninja": ""}, mode=0o755)
+
+    folder = tmp_path / ".local/state/patchkit/vllm-0.25.1/flashinfer"
+    flashinfer.compile_into(folder, "0.6.13", "121a", "sampling")
+    flashinfer.compile_into(tmp_path, "0.6.13", "121a", "rope")
+
+    variables = ClusterFile(members=(ClusterNode(ssh="x"),)).rank_variables
+    kernels = look_at_node("x", "~/venv", variables=variables).host.software.flashinfer
+    assert kernels.modules == ("sampling",)
+    assert kernels.facts["ninja"] == f"{venv}/bin/ninja"
+
+    kernels = look_at_node("x", "~/venv").host.software.flashinfer
+    assert kernels.modules == ("rope",)

@@ -1,7 +1,10 @@
 """Say what FlashInfer compiles at a first start, by release and model."""
 
+from dataclasses import replace
+
 import pytest
 
+from patchkit.runtime.host.host import FlashInfer
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.serve.args import serve_args
@@ -16,11 +19,14 @@ EXPERTS = "sampling, fused_moe_120, fp4_gemm_cutlass_sm120, batch_prefill"
 SINK = "sampling, batch_prefill_with_attention_sink, the same for windows, xqa, xqa for windows"
 
 
-def notes(model, vllm="0.33.0", **asked):
+FACTS = {"nvcc": "/usr/bin/nvcc", "ninja": "/usr/bin/ninja"}
+
+
+def notes(model, vllm="0.33.0", kernels=None, **asked):
     request = serve_lines.request(vllm, {"model": model, **asked})
+    request = replace(request, node=replace(request.node, kernels=kernels))
     command = serve_args(request, load_flag_rules())
-    flags = {flag.flag: flag.value for flag in command.flags}
-    told = list(first_start_notes(request.node, flags))
+    told = list(first_start_notes(request.node, command.modules))
     assert all(note in command.notes and note in command.limits for note in told)
     return told
 
@@ -79,17 +85,39 @@ def test_gaps_are_said(model, asked, gap):
     assert f"; not in it: {gap}" in told
 
 
+def test_what_is_there_is_not_compiled():
+    swa = "batch_prefill_with_attention_sink_kv_cache_dtype_q_bf16_dtype_kv_e4m3_dtype_o_bf16_"
+    swa += "dtype_idx_i32_head_dim_qk_64_head_dim_vo_64_use_swa_{}_"
+    xqa = "xqa_input_bf16_kv_cache_e4m3_output_bf16_page_size_16_head_dim_64_head_group_ratio_8_"
+    xqa += "use_sliding_window_{}_use_spec_dec_False_spec_q_seq_len_1"
+    there = [name.format(window) for name in (swa, xqa) for window in (True, False)]
+    kernels = FlashInfer(modules=tuple(there), cache="", facts=FACTS)
+
+    (told,) = notes(SINKS, kernels=kernels)
+    assert "at the first start: sampling; 3 units, up to 1.0 GiB" in told
+    everything = replace(kernels, modules=(*there, "sampling"))
+    assert notes(SINKS, kernels=everything) == []
+
+
 @pytest.mark.parametrize(
-    ("vllm", "needs"),
+    ("vllm", "facts", "said"),
     [
-        ("0.25.1", "where nvcc is on PATH, or with VLLM_HAS_FLASHINFER_CUBIN=1"),
-        ("0.31.0", "where nvcc is on PATH, or with VLLM_HAS_FLASHINFER_CUBIN=1"),
-        ("0.32.0", "where ninja is on PATH and nvcc in CUDA_HOME, on PATH or in"),
+        ("0.28.0", {"ninja": "n", "toolkit": "t"}, "nvcc is not on PATH"),
+        ("0.28.0", {"cubin": "1"}, ""),
+        ("0.33.0", {"ninja": "n", "toolkit": "t"}, ""),
+        ("0.33.0", {"ninja": "n"}, "there is no nvcc"),
+        ("0.33.0", {"nvcc": "n"}, "ninja is not on PATH"),
+        ("0.33.0", {"cubin": "0.7.2"}, ""),
+        ("0.33.0", {**FACTS, "prebuilt": "other-version"}, "of another version"),
+        ("0.33.0", {**FACTS, "prebuilt": "other-arch"}, "FLASHINFER_CUDA_ARCH_LIST"),
     ],
 )
-def test_what_they_need(vllm, needs):
-    (told,) = notes(BLOCKS, vllm)
-    assert f". vLLM takes them {needs}" in told
+def test_what_keeps_kernels_from_use(vllm, facts, said):
+    kernels = FlashInfer(modules=("sampling",), cache="", facts=facts)
+    told = notes(BLOCKS, vllm, kernels)
+    assert [said in note and "; instead: " in note for note in told] == [True] * bool(
+        said
+    )
 
 
 def test_jobs_are_those_of_env_files():

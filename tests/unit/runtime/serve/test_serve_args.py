@@ -163,8 +163,7 @@ def test_one_line_on_standard_output(cli):
         "for each token, at 273 GB/s; its context's cache adds to that\n"
         "note FlashInfer compiles at the first start, if an earlier one did not: sampling; 3 "
         "units, up to 1.0 GiB for a compiler, about 1 min with MAX_JOBS=4 of `patchkit env`, "
-        "without it a compiler for each core. vLLM takes them where nvcc is on PATH, or with "
-        "VLLM_HAS_FLASHINFER_CUBIN=1\n"
+        "without it a compiler for each core\n"
         "next, once it serves: curl http://127.0.0.1:8000/v1/models\n"
     )
 
