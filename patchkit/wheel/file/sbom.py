@@ -216,7 +216,7 @@ def _describe_source(option: str, identity: str, spdx: str | None) -> JsonObject
         source["licenses"] = [{"expression": spdx}]
 
     role = "compiled in"
-    if "==" in identity:
+    if identity.startswith("vllm=="):
         role = "taken from upstream's wheel"
     return source | _properties([("role", role), ("source", identity)])
 
