@@ -191,6 +191,7 @@ _DATA = (
     "env/hardware.toml",
     "env/network.toml",
     "doctor/server.toml",
+    "doctor/ssh.toml",
     "models.toml",
 )
 # The first day of zip, so that equal packages have equal bytes.

@@ -10,7 +10,7 @@ from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import RecordError, record
+from patchkit.records import RECIPES, RecordError, read_toml, record
 
 HERE = "localhost"
 """The destination that stands for this machine, where ssh is not used."""
@@ -31,42 +31,8 @@ _BATCH_SETTINGS = (
 _BATCH = tuple(word for setting in _BATCH_SETTINGS for word in ("-o", setting))
 _DID_NOT_CONNECT = 255  # exit status of ssh itself; others are the command's
 _NOT_FOUND = 127  # of a shell that has no such program
-_NO_KEY = (
-    "a host key is never accepted unseen, and this one is not known, "
-    "or another one than before"
-)
-_OFF = "no sshd answers there: switched off, another network, frozen, or a firewall"
-_HANGS = "sshd answers, and then nothing: a login script, a home on a network, or a frozen disk"
-# Part of ssh's message, the cause, and what to do; {node} is the destination, quoted. The last row
-# fits every message.
-_CAUSES = (
-    (
-        "IDENTIFICATION HAS CHANGED",
-        _NO_KEY,
-        "ask its owner; then `ssh-keygen -R {node}`",
-    ),
-    (
-        "Host key verification failed",
-        _NO_KEY,
-        "compare its key once by hand: `ssh {node}`",
-    ),
-    (
-        "Permission denied",
-        "ssh has to log in without a password",
-        "`ssh-copy-id {node}`",
-    ),
-    (
-        "Could not resolve hostname",
-        "no such name here",
-        "correct it, or add it to ~/.ssh/config",
-    ),
-    (
-        "Connection refused",
-        "no sshd listens there",
-        "at its console: `sudo systemctl start ssh`",
-    ),
-    ("no sign of life", _HANGS, "see where the login stops: `ssh -v {node} true`"),
-    ("", _OFF, "`ssh {node} true`, `ping {node}`"),
+_CAUSES = read_toml(
+    tuple[dict[str, str], ...], RECIPES / "doctor" / "ssh.toml", key="cause"
 )
 
 
@@ -122,18 +88,17 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
 
 def _find_known_line(lines: list[str]) -> str:
     """Return the line that names a known cause, else the last line."""
-    for text, _reason, _hint in _CAUSES[:-1]:
+    for cause in _CAUSES[:-1]:
         for line in lines:
-            if text in line:
+            if cause["text"] in line:
                 return line
     return lines[-1]
 
 
 def explain_failure(line: str, destination: str) -> tuple[str, str]:
     """Return the cause of a line that ssh printed about a destination, and a hint."""
-    causes = (cause for cause in _CAUSES if cause[0] in line)
-    _text, reason, hint = next(causes)
-    return reason, hint.format(node=quoted(destination))
+    cause = next(cause for cause in _CAUSES if cause["text"] in line)
+    return cause["why"], cause["hint"].format(node=quoted(destination))
 
 
 _LONGEST = 2000  # characters of a text from a node
