@@ -12,7 +12,7 @@ from patchkit.errors import UsageError
 from patchkit.foreign import positive_number
 from patchkit.frozen import frozen, positional
 from patchkit.reading import read_text
-from patchkit.records import RecordError, read_json
+from patchkit.records import RECIPES, RecordError, read_json, read_toml
 
 CONDITIONS = "digest.json"
 ENOUGH = 3
@@ -25,24 +25,20 @@ Verdict = Literal["better", "worse", "within the spread", "too few"]
 
 @positional
 class Measure:
-    """A figure in vLLM's result: its key, its name and unit for people, and what is better."""
+    """A figure in vLLM's result: its key, its name and unit for people, and what is better.
+
+    A ``main`` figure is shown without -v.
+    """
 
     key: str
     name: str
     unit: str
     better: Literal["more", "less"]
+    main: bool
 
 
-MEASURES = (
-    Measure("output_throughput", "output", "tok/s", "more"),
-    Measure("total_token_throughput", "all tokens", "tok/s", "more"),
-    Measure("median_ttft_ms", "first token, median", "ms", "less"),
-    Measure("p99_ttft_ms", "first token, p99", "ms", "less"),
-    Measure("median_tpot_ms", "each further token, median", "ms", "less"),
-    Measure("p99_itl_ms", "between tokens, p99", "ms", "less"),
-)
-"""All figures; their keys are those in vllm/benchmarks/serve.py of vLLM 0.11.1 to 0.33.0."""
-MAIN = (MEASURES[0], MEASURES[2], MEASURES[4])
+MEASURES = read_toml(tuple[Measure, ...], RECIPES / "bench.toml", key="measure")
+MAIN = [measure for measure in MEASURES if measure.main]
 
 
 @frozen
