@@ -6,7 +6,8 @@ The units are templates in recipes/units; a line whose value is empty is left ou
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -55,6 +56,7 @@ _STATE, _CACHES = CACHES.rsplit("/", 1)
 # Release of systemd from which on a user's StateDirectory= is below _STATE, not ~/.config.
 _STATE_SINCE = 254
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
+_COMMENT = re.compile("^#.*\n", re.MULTILINE)  # of a template
 
 
 def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
@@ -199,7 +201,8 @@ class GroupUnits:
         for unit, name in self._unit_templates(number).items():
             template = _read_template(name).replace("$common\n", common)
             run_values = self._run_values(number, ray=name == "ray")
-            files[unit] = _fill_template(template, {**values, **run_values})
+            filled = fill_template(template, {**values, **run_values})
+            files[unit] = _HEADER + _COMMENT.sub("", filled)
         return files
 
     def _unit_templates(self, number: int) -> dict[str, str]:
@@ -247,7 +250,7 @@ class GroupUnits:
             "frozen": frozen,
             "frozen_status": alive_script.FROZEN,
             "before": " ".join([ray_unit, *file.watch_units]).strip(),
-            "seconds": self._start_seconds(),
+            "seconds": self.start_seconds(),
             "mark": f"{MARK}={file.name}",
             "state": graphs if has_state else "",
             "make_state": "" if has_state else make_state,
@@ -257,7 +260,7 @@ class GroupUnits:
             "ray_signal": "SIGKILL" if self.ray else "",
         }
 
-    def _start_seconds(self) -> int:
+    def start_seconds(self) -> int:
         """Return how many seconds a start may take."""
         count = len(self.ranks)
         command = self.ranks[0].command
@@ -317,7 +320,7 @@ class GroupUnits:
             group=self.cluster.name,
             rank=rank,
             image=image,
-            folders=self._model_folders(rank),
+            folders=self.model_folders(rank),
         )
 
         options = []
@@ -339,7 +342,7 @@ class GroupUnits:
             "runtime": ray_name if self.ray else "",
         }
 
-    def _model_folders(self, rank: PlannedRank) -> tuple[str, ...]:
+    def model_folders(self, rank: PlannedRank) -> tuple[str, ...]:
         """Return the folder that a container needs to read the model, () if it needs none."""
         models = absolute(self.cluster.model_folder, rank.facts)
         folder = absolute(self.model.folder, rank.facts)
@@ -384,13 +387,14 @@ def _read_template(name: str) -> str:
     return (RECIPES / "units" / f"{name}.service").read_text(encoding="utf-8")
 
 
-def _fill_template(template: str, values: dict[str, object]) -> str:
-    """Return the text of a unit, without the template's comments and lines with an empty value."""
-    lines = template.splitlines(keepends=True)
-    used = (Template(line) for line in lines if line[0] != "#")
-    filled = (line.substitute(values) for line in used)
-    written = [line for line in filled if line.partition("=")[2] != "\n"]
-    return _HEADER + "".join(written)
+def fill_template(template: str, values: Mapping[str, object]) -> str:
+    """Return a template with its values, without the lines in which a value is empty."""
+    lines = map(Template, template.splitlines(keepends=True))
+    return "".join(
+        line.substitute(values)
+        for line in lines
+        if "" not in map(values.get, line.get_identifiers())
+    )
 
 
 def unit_word(word: str) -> str:
