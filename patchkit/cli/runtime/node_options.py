@@ -34,6 +34,7 @@ TARGET = option(
     type=click.Choice(list(targets())),
 )
 PYTHON = option("--python PATH", "Python that has vLLM; default: this one.")
+LOCK = option("--lock", "Take the versions of this wheelhouse.", type=PRESENT_PATH)
 ROOT = option(
     "--root", "A copy by `probe --save`, or a root.", type=FOLDER, default=Path("/")
 )
@@ -59,7 +60,7 @@ _OPTIONS = (
     VLLM,
     NCCL,
     TRITON,
-    option("--lock", "Take the versions of this wheelhouse.", type=PRESENT_PATH),
+    LOCK,
     option(
         "--quantization",
         "Quantization of the model.",

@@ -1,4 +1,4 @@
-"""Keep and check finished wheels, or put them into an image: `wheelhouse`, `verify`, `export`."""
+"""Keep and check finished wheels: `wheelhouse`, `verify`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 
 from patchkit.cli.out import (
     PATH,
-    LaidOut,
     Shown,
     bold,
     dim,
@@ -27,7 +26,6 @@ from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Blocks,
-    Data,
     ExitCode,
     Lines,
     Record,
@@ -48,15 +46,8 @@ from patchkit.cli.render import (
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.wheelhouse.containerfile import (
-    CACHE_HOME,
-    build_commands,
-    check_image,
-    containerfile,
-)
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_platform
 from patchkit.wheel.wheelhouse.overrides import (
@@ -376,43 +367,3 @@ def tell_hashing(house: Path) -> None:
     size = sum(file.stat().st_size for file in files)
     if size > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
-
-
-@click.group(cls=VerbGroup)
-def export_command() -> None:
-    """Write files for other systems: an image's Containerfile."""
-
-
-@export_command.command("containerfile")
-@option(
-    "--base IMAGE@sha256:…",
-    "Ubuntu or Debian that has the wheelhouse's Python.",
-    required=True,
-)
-@flag("--unpinned", "Accept a base without a digest.")
-@house_option
-@rendered
-def write_containerfile(base: str, unpinned: bool, house: Path) -> Blocks:
-    """Write the Containerfile of an image with the wheelhouse, for docker, podman and buildah.
-
-    \b
-      patchkit export containerfile --base ubuntu:24.04@sha256:… > Containerfile
-    """
-    check_image(base, pinned=not unpinned)
-    manifest = load_manifest(house)
-    vllm = manifest.version_of("vllm")
-    caches = cache_variables(CACHE_HOME, vllm) if vllm else {}
-    made = containerfile(manifest, base, house.as_posix(), caches)
-    builds = build_commands(made.platform)
-    yield Record(
-        {
-            "containerfile": made.text,
-            "platform": made.platform,
-            "build": builds,
-        }
-    )
-    yield Data(made.text)
-
-    tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
-    for words in builds:
-        tell(LaidOut(f"  {quoted(*words)}"))

@@ -179,7 +179,7 @@ def planned_ranks(
     facts: Sequence[NodeFacts],
     model: ServedModel,
 ) -> list[PlannedRank]:
-    """Return the rank of each node, the head's first.
+    """Return the rank of each node whose facts are given, the head's first.
 
     Raises HostError for a node without vLLM, or with another address than its ``address``; and
     what the decisions in ``runtime/node`` and ``serve_args`` raise. The text of each error begins
@@ -188,7 +188,7 @@ def planned_ranks(
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
     for number, (node, node_facts) in enumerate(
-        zip(cluster.members, facts, strict=True)
+        zip(cluster.members, facts, strict=False)
     ):
         with name_node(node.ssh):
             _require_vllm(cluster, node_facts)

@@ -1,0 +1,131 @@
+"""Write a manifest for Kubernetes: the ranks that `patchkit up` plans, as pods. Pure.
+
+All nodes are taken to be like one host. Values become JSON, which is YAML. Kubernetes replaces
+$(NAME) in commands, where $$ is a dollar sign; it leaves the values of a ConfigMap alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from ipaddress import IPv4Address
+from itertools import pairwise
+
+from patchkit.cluster.agent.group_script import NOT_HERE, QUESTIONS
+from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.ranks import planned_ranks, served_model
+from patchkit.cluster.launch.units import GroupUnits, fill_template
+from patchkit.cluster.ssh.answer import encoded
+from patchkit.digests import digest
+from patchkit.records import RECIPES, read_json, read_toml, record
+from patchkit.runtime.host.host import Host, Software
+from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
+
+_EXPORT = RECIPES / "export"
+# Flag → the value that each pod gives it.
+_POD_VALUES = read_toml(dict[str, str], _EXPORT / "pods.toml")
+# A folder of each node, the home of its pods: compiled code, downloads, the times of starts.
+_HOME = "/var/cache/patchkit"
+_PROBE_SECONDS = 30
+
+
+def plan_pods(
+    cluster: ClusterFile,
+    host: Host,
+    model: str,
+    nodes: int,
+    versions: dict[str, str],
+) -> GroupUnits:
+    """Return the units of ``nodes`` nodes like ``host``, by the choices of a cluster file.
+
+    ``versions`` are those in the image: of vllm, and of triton and nccl if they are known. Raises
+    as ``planned_ranks`` does.
+    """
+    workers = [ClusterNode(ssh=f"rank-{number}") for number in range(1, nodes)]
+    cluster = replace(
+        cluster,
+        members=(cluster.members[0], *workers),
+        serve=replace(cluster.serve, executor="mp"),
+    )
+    nccl = {"path": "", "version": versions.pop("nccl", ""), "why": ""}
+    software = record(Software, {"python": "", "torch_nccl": nccl, **versions})
+    facts = NodeFacts(
+        host=replace(host, software=software),
+        user="",
+        home=_HOME,
+        venv="",
+        linger=True,
+        memlock=None,
+        systemd=0,
+        persistent_journal=True,
+        image=ImageFacts(),
+    )
+    served = served_model(cluster, model)
+    ranks = planned_ranks(cluster, [facts], served)
+
+    if address := ranks[0].address:
+        # A worker is like the head, but for the address.
+        other = IPv4Address(int(IPv4Address(address)) ^ 1)
+        text = encoded(facts.host).replace(f'"{address}"', f'"{other}"')
+        worker = replace(facts, host=read_json(Host, text))
+        ranks = planned_ranks(cluster, [facts, *[worker] * (nodes - 1)], served)
+    return GroupUnits(cluster=cluster, model=served, ranks=tuple(ranks), links=())
+
+
+def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
+    """Return the manifest that serves a model from ``groups`` groups of nodes."""
+    head = units.ranks[0]
+    assert head.command is not None
+    request = head.command.request
+    node = head.env.node
+    folder = "".join(units.model_folders(head))
+
+    # An address and secrets are each pod's own.
+    variables = cache_variables(f"{_HOME}/{CACHES}", node.vllm, units.model.name)
+    for setting in head.env.settings:
+        if setting.value not in ("", head.address):
+            variables[setting.name] = setting.value
+
+    leader, *_, worker = map(units.words, (0, len(units.ranks) - 1))
+    values = {
+        "groups": groups,
+        "nodes": len(units.ranks),
+        "home": _HOME,
+        "variables": variables,
+        "questions": QUESTIONS,
+        "not_here": NOT_HERE,
+        "port": request.port,
+        "master_port": request.master_port,
+        "image": units.cluster.serve.image,
+        "leader": list(_pod_words(leader)),
+        "worker": list(_pod_words(worker)),
+        "tries": units.start_seconds() // _PROBE_SECONDS,
+    }
+    texts = {name: _yaml_text(value) for name, value in values.items()}
+    texts |= {
+        "name": units.cluster.name,
+        "digest": digest(json.dumps(variables))[:8],
+        # A line of the template with an empty value is left out.
+        "folder": folder and _yaml_text(folder),
+        "several": head.address and "several nodes",
+        "rdma": node.attachment.hcas and "RDMA",
+    }
+    template = (_EXPORT / "kubernetes.yaml").read_text(encoding="utf-8")
+    return fill_template(template, texts)
+
+
+def _pod_words(words: tuple[str, ...]) -> Iterator[str]:
+    """Yield the words of a rank's command, with the pod's own values."""
+    for flag, word in pairwise(("", *words)):
+        yield _POD_VALUES.get(flag) or word.replace("$", "$$")
+
+
+def _yaml_text(value: object) -> str:
+    """Return a value as JSON in ASCII, with YAML's escapes, indented for the template."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    indented = text.replace("\n", "\n" + " " * 12)
+    return re.sub(r"[^\n -~]", lambda sign: f"\\U{ord(sign[0]):08x}", indented)
