@@ -179,10 +179,16 @@ def find_flashinfer(
             modules += _read_modules(home)
 
     folder = "_".join(sorted(archs.replace(".", "").split())) or "*"
+    runner = read_lines(homes[_FLASHINFER].with_name("flashinfer") / "jit/cpp_ext.py")
     return FlashInfer(
         modules=tuple(modules),
         cache=f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so",
-        facts={"prebuilt": prebuilt, **_find_compilers(path, environment)},
+        facts={
+            "prebuilt": prebuilt,
+            # With patchkit's fix jit_jobs, or a release that does the same.
+            "jobs": "memory" if "MemAvailable" in "".join(runner) else "",
+            **_find_compilers(path, environment),
+        },
     )
 
 

@@ -106,6 +106,7 @@ class Node:
             "vllm": self.vllm,
             "nodes": str(self.nodes),
             **self.versions,
+            **(self.kernels.facts if self.kernels else {}),
         }
 
 

@@ -174,8 +174,7 @@ def first_start_notes(node: Node, modules: Sequence[Module]) -> Iterator[str]:
     more = "".join(row.says for row in select_entries(MODULES.more, node.situation))
     yield (
         f"FlashInfer compiles at the first start{unless}: {names}; {units} units, up to {gib} GiB "
-        f"for a compiler, about {minutes:.0f} min with MAX_JOBS={MODULES.jobs} of `patchkit env`, "
-        f"without it a compiler for each core{more}"
+        f"for a compiler, about {minutes:.0f} min with {MODULES.jobs} at once{more}"
     )
 
 

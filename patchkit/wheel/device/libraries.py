@@ -195,7 +195,7 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     raise ProofError(
         f"the wheel's libraries need {' and '.join(majors) or 'no'} libcudart",
         why=reason if majors else "it is a build for the CPU alone",
-        hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
+        hint="name the wheel that upstream released, by NAME==X.Y.Z",
     )
 
 

@@ -200,7 +200,7 @@ FIX = kit.Fix(
     "for CUTLASS, beside the weights in the same memory. With this fix they share the available "
     "memory, of the machine or of the container or slice, without 8 GiB: 8.5 GiB each for modules "
     "of CUTLASS, 1.5 for others, one at least; a line says if there is too little for one. "
-    "MAX_JOBS still decides, and `patchkit env` sets it: leave it out where this fix is in.",
+    "MAX_JOBS still decides if it is set; `patchkit env` leaves it out where this fix is in.",
     needs=(
         kit.recommended(
             ">=0.5.2", "22 compilers at once may take the Spark down at the first start"

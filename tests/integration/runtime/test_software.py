@@ -5,6 +5,7 @@ import venv
 
 import pytest
 
+from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import add_compiled, find_python, read_software
 from patchkit.runtime.python.libnccl import nccl_version
@@ -194,6 +195,15 @@ def test_compilers_of_flashinfer(env, tmp_path):
 
     env.variables["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
     assert found(env).flashinfer.facts["cubin"] == "1"
+
+
+def test_where_memory_decides_how_many_compilers_run(env):
+    flashinfer.install(env.site, "flashinfer-python", "0.7.2.post1")
+    place = "flashinfer/jit/cpp_ext.py"
+    (example,) = load_recipe("flashinfer").fix("jit_jobs").examples
+    for text, jobs in ((example.before, ""), (example.after, "memory")):
+        write_files(env.site, {place: text})
+        assert found(env).flashinfer.facts["jobs"] == jobs
 
 
 # Which Python, and what it costs

@@ -6,6 +6,7 @@ import pytest
 
 from patchkit.runtime.host.host import FlashInfer
 from patchkit.runtime.rules.presets import load_flag_rules
+from patchkit.runtime.rules.rule import is_met
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.serve.args import serve_args
 from patchkit.runtime.serve.command_notes import first_start_notes
@@ -123,3 +124,11 @@ def test_what_keeps_kernels_from_use(vllm, facts, said):
 def test_jobs_are_those_of_env_files():
     (rule,) = (row for row in load_variable_rules().rules if row.id == "compile-limits")
     assert rule.set["MAX_JOBS"] == str(MODULES.jobs)
+
+    # Where FlashInfer asks memory itself, no variable does.
+    kernels = FlashInfer(modules=(), cache="", facts={**FACTS, "jobs": "memory"})
+    (told,) = notes(BLOCKS, kernels=kernels)
+    assert "with 4 at once, and as many run as memory holds" in told
+    node = serve_lines.request("0.33.0", {"model": BLOCKS}).node
+    assert is_met(rule.when, node.situation)
+    assert not is_met(rule.when, replace(node, kernels=kernels).situation)

@@ -162,8 +162,8 @@ def test_one_line_on_standard_output(cli):
         "note at most 73.8 tok/s for one stream on one node: at least 3.7 GB of weights are read "
         "for each token, at 273 GB/s; its context's cache adds to that\n"
         "note FlashInfer compiles at the first start, if an earlier one did not: sampling; 3 "
-        "units, up to 1.0 GiB for a compiler, about 1 min with MAX_JOBS=4 of `patchkit env`, "
-        "without it a compiler for each core\n"
+        "units, up to 1.0 GiB for a compiler, about 1 min with 4 at once, as with MAX_JOBS of "
+        "`patchkit env`; without it a compiler for each core\n"
         "next, once it serves: curl http://127.0.0.1:8000/v1/models\n"
     )
 
