@@ -14,7 +14,6 @@ BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
 """Import names of the libraries that the extra ``build`` installs."""
 BASE = (
     "cmake",
-    "libcst",
     "lz4",
     "packaging",
     "platformdirs",
