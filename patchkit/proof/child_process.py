@@ -1,9 +1,7 @@
 """Run a program or a Python call in a sandboxed child process, with limits on what it uses.
 
 Limits on time, memory and output (rlimits, and a clock in the parent) end a child that does not end
-by itself. If a child may start other processes, the parent watches them too: an rlimit counts
-either one process, or all processes of a user except root. The child has only its outputs open. It
-and the processes it started end when the parent ends.
+by itself. The child has only its outputs open. It ends when the parent ends.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import resource
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -28,7 +25,6 @@ from patchkit.frozen import frozen
 from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # the child writes this when its sandbox is set up
-_PERIOD = 0.05  # seconds between two checks of the processes that a child has started
 # In the child, the pipe's writing end: it closes when the child and all its children are gone.
 _ALIVE = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -36,17 +32,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @frozen
 class Limits:
-    """Limits of a child: seconds of processor and clock, bytes of memory and of each file.
-
-    ``tasks`` counts only for a child that may start others: the processes and threads at a time.
-    Such a child and the processes it started also share ``memory``.
-    """
+    """Limits of a child: seconds of processor and clock, bytes of memory and of each file."""
 
     processor: int = 60
     clock: float = 120.0
     memory: int = 2 << 30
     output: int = 16 << 20
-    tasks: int = 16
 
 
 LIMITS = Limits()
@@ -114,8 +105,7 @@ def forked(
             try:
                 with undeferred():
                     os.close(alive)
-                    group = child if box and box.children else 0
-                    excess = _wait_for_end(ended, limits, group)
+                    excess = _wait_for_end(ended, limits)
             finally:
                 status = _kill(child)
         is_ready = _was_ready(ended)
@@ -189,44 +179,18 @@ def _fork() -> int:
     return child
 
 
-def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
-    """Wait until every process that holds the pipe's writing end is gone, or a limit is exceeded.
+def _wait_for_end(ended: int, limits: Limits) -> str:
+    """Wait until every process that holds the pipe's writing end is gone, or the time is up.
 
-    Return "" or a text that says which limit. The limits of a process group are checked too, unless
-    ``group`` is 0.
+    Return "" or a text that says so.
     """
-    deadline = time.monotonic() + limits.clock
     poll = select.poll()
     # Event mask 0: POLLHUP is reported anyway, and says that all writers are gone.
     poll.register(ended, 0)
 
-    while (seconds := deadline - time.monotonic()) > 0:
-        if group:
-            seconds = min(seconds, _PERIOD)
-        if poll.poll(seconds * 1000):
-            return ""
-        if group and (excess := _excess_reason(group, limits)):
-            return excess
+    if poll.poll(limits.clock * 1000):
+        return ""
     return f"it ran longer than {limits.clock:g} s"
-
-
-def _excess_reason(group: int, limits: Limits) -> str:
-    """Return a text that says which limit a process group exceeds, "" if none."""
-    tasks = 0
-    memory = 0
-    for process in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
-        with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
-            # proc_pid_stat(5): pgrp is field 5, num_threads 20, rss 24; the list begins with 3.
-            fields = file.read().rpartition(b")")[2].split()
-            if int(fields[2]) == group:
-                tasks += max(1, int(fields[17]))  # a zombie has 0 threads
-                memory += int(fields[21]) * resource.getpagesize()
-
-    if tasks > limits.tasks:
-        return f"it started more than {limits.tasks} processes at a time"
-    if memory > limits.memory:
-        return f"it and what it started took more than {limits.memory} bytes of memory"
-    return ""
 
 
 def _live_as_child(

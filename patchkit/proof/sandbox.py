@@ -36,14 +36,13 @@ _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 class Box:
     """The files and folders that a child may read, write or execute; a folder includes its content.
 
-    ``programs`` may be executed. Without ``children``, the child can start no process: it can only
-    replace itself by a program.
+    ``programs`` may be executed. The child can start no process: it can only replace itself by a
+    program.
     """
 
     read: tuple[Path, ...] = ()
     write: tuple[Path, ...] = ()
     programs: tuple[Path, ...] = ()
-    children: bool = False
 
 
 @cache
@@ -60,7 +59,7 @@ def missing() -> str:
 
     # Compile the filters here, once, and not in each child.
     for programs in (False, True):
-        seccomp.compiled(programs=programs, children=False)
+        seccomp.compiled(programs=programs)
     return ""
 
 
@@ -88,19 +87,12 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
     )
 
 
-def program_box(program: Path, *, children: bool = False) -> Box:
-    """Return a box in which one program and the dynamic loader may be executed.
-
-    With ``children`` the program may start programs of the system, in the same box and limits.
-    """
+def program_box(program: Path) -> Box:
+    """Return a box in which one program and the dynamic loader may be executed."""
     programs = [program]
     for place, pattern in _LOADERS:
         programs += Path(place).glob(pattern)
-    if not children:
-        return Box(programs=tuple(programs))
-
-    programs += _SYSTEM[:3]
-    return Box(write=(Path(os.devnull),), programs=tuple(programs), children=True)
+    return Box(programs=tuple(programs))
 
 
 def enter(box: Box) -> None:
@@ -119,5 +111,5 @@ def enter(box: Box) -> None:
     seccomp.drop_capabilities()
     landlock.restrict(read=box.read, write=box.write, execute=box.programs)
     # The filter must be last: it denies calls that the steps above need.
-    instructions = seccomp.compiled(programs=bool(box.programs), children=box.children)
+    instructions = seccomp.compiled(programs=bool(box.programs))
     seccomp.load(instructions)

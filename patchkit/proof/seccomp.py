@@ -35,7 +35,6 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 # Without these a C library takes an older call, which the filter can look into.
 _ABSENT = {"clone3", "openat2"}
 _CLONE_THREAD = 0x10000
-_CLONE_VFORK = 0x4000
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; CLONE_PARENT: of no use to a
 # compiler, and a child of somebody else's is waited for by nobody here.
 _CLONE_APART = 0x7E020000 | 0x8000
@@ -115,27 +114,21 @@ def drop_capabilities() -> None:
 
 
 @cache
-def compiled(
-    *, programs: bool, children: bool, machine: str = platform.machine()
-) -> bytes:
+def compiled(*, programs: bool, machine: str = platform.machine()) -> bytes:
     """Return the filter that takes the calls of this module away; it is made once for all children.
 
-    ``programs`` leaves execve, which replaces the process; ``children`` also what GNU make and a
-    shell need for one program after another: a child for which its parent waits (vfork).
+    ``programs`` leaves execve, which replaces the process.
     """
     denied = {name: errno.EPERM for name in _NUMBERS if name not in _OWN}
     denied |= dict.fromkeys(_ABSENT, errno.ENOSYS)
     if programs:
         del denied["execve"]
-    if children:
-        del denied["vfork"]
-    return packed(denied, children=children, machine=machine)
+    return packed(denied, machine=machine)
 
 
 def packed(
     calls: Mapping[str, int],
     *,
-    children: bool = False,
     machine: str = platform.machine(),
 ) -> bytes:
     """Return a filter that makes each of ``calls`` fail with its error number.
@@ -157,7 +150,7 @@ def packed(
     for name, code in calls.items():
         call = number(name, machine)
         if call >= 0:
-            body = _unless_harmless(name, children=children)
+            body = _unless_harmless(name)
             body.append((_RET, 0, 0, _ERRNO | code))
             instructions.append((_JEQ, 0, len(body), call))
             instructions += body
@@ -176,13 +169,12 @@ def load(instructions: bytes) -> None:
     syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
 
 
-def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
+def _unless_harmless(name: str) -> list[Instruction]:
     """Return instructions that let a call through if its arguments are harmless."""
     match name:
         case "clone":
-            # Threads share the filter and end with the process; a child must be waited for (vfork).
-            flags = _CLONE_THREAD | (_CLONE_VFORK if children else 0)
-            harmless = list(_let(_JSET, [flags]))
+            # Threads share the filter and end with the process.
+            harmless = list(_let(_JSET, [_CLONE_THREAD]))
             return [_argument(0), (_JSET, len(harmless), 0, _CLONE_APART), *harmless]
         case "ioctl":
             return [_argument(1), *_let(_JEQ, _HARMLESS)]

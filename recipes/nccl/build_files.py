@@ -3,13 +3,15 @@
 GNU make reads makefiles/common.mk and is told the version that nvcc would tell. CMake runs the
 CMakeLists.txt that decides archs in script mode, and says which.
 
-Both run in a sandbox. CMake can read the tree, and write nothing but its trace. Make needs
-``$(shell …)``, even for ``test``: it may start programs of the system, a few at a time, that can
-read as little as make itself, and write nothing at all.
+Both run in a sandbox, and can start no program. CMake can read the tree, and write nothing but its
+trace; make can write nothing at all. NCCL's makefiles compare CUDA's version by
+``$(shell test …)``: make gets them with the answers.
 """
 
 from __future__ import annotations
 
+import operator
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,11 @@ COMMON_MK = "makefiles/common.mk"
 ROOT_FILE = "CMakeLists.txt"
 _SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
+_COMPARED = re.compile(r'"0\$\(CUDA_(MAJOR|MINOR)\)" -(ge|gt|eq|lt) (\d{1,4})')
+_TEST = re.compile(
+    rf"\$\(shell test ((?:{_COMPARED.pattern}(?: -[ao] )?)+); echo \$\$\?\)"
+)
+_SIGNS = {"ge": operator.ge, "gt": operator.gt, "eq": operator.eq, "lt": operator.lt}
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
 
 
@@ -45,14 +52,17 @@ def make_flags(
     make = shutil.which("make")
     if make is None:
         raise HostError("make is not installed", hint="sudo apt install make")
+    # The file would split the version with a pipe of two programs.
+    major, minor = cuda.split(".")[:2]
+    text = _answer_tests(
+        tree.read(COMMON_MK), {"MAJOR": int(major), "MINOR": int(minor)}
+    )
     with ScratchFolder() as folder:
         home = Path(folder)
-        (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")
+        (home / "common.mk").write_text(text, encoding="utf-8")
         (home / "Makefile").write_text(_PRINT, encoding="utf-8")
-        # The file would split the version with a pipe of two programs, and that takes a fork.
-        major, minor = cuda.split(".")[:2]
         given = (f"CUDA_VERSION={cuda}", f"CUDA_MAJOR={major}", f"CUDA_MINOR={minor}")
-        needed = replace(program_box(Path(make), children=True), read=(home,))
+        needed = replace(program_box(Path(make)), read=(home,))
         done = run(
             [make, "--no-print-directory", *given, *arguments],
             box_for(tree, needed),
@@ -64,7 +74,8 @@ def make_flags(
         done.trouble or f"it says {len(lines)} times what nvcc is given, expected 1"
     )
     try:
-        if not done.trouble and len(lines) == 1:
+        # A program that cannot be started is a line in the errors, and no trouble.
+        if not (done.trouble or done.errors) and len(lines) == 1:
             return tuple(shlex.split(lines[0])[1:])
     except ValueError as error:  # a quote without its second
         trouble = f"what nvcc is given has {error}"
@@ -73,6 +84,26 @@ def make_flags(
         why="the file was edited by hand, or upstream rewrote it",
         hint="restore the file from the release",
     )
+
+
+def _answer_tests(text: str, versions: Mapping[str, int]) -> str:
+    """Return a makefile with the answers of programs in their place.
+
+    They are the exit code of each test of CUDA's version, and the name of the system.
+    """
+
+    def answer(test: re.Match[str]) -> str:
+        # -a binds closer than -o.
+        for choice in test[1].split(" -o "):
+            comparisons = _COMPARED.findall(choice)
+            if all(
+                _SIGNS[sign](versions[part], int(number))
+                for part, sign, number in comparisons
+            ):
+                return "0"
+        return "1"
+
+    return _TEST.sub(answer, text).replace("$(shell uname -s)", "Linux")
 
 
 def gencodes(flags: Sequence[str]) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
 from support import write_files
-from support.needed import need
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 SECRET = "do not tell"
@@ -282,32 +281,6 @@ def test_a_program_ends_by_signals_that_python_ignores(ignored, tmp_path):
     mask = int(ended.text.split()[1], 16)
     looked_at = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP)
     assert [number for number in looked_at if mask >> number - 1 & 1] == [*ignored]
-
-
-GROWING = "awk 'BEGIN { s = \"x\"; while (length(s) < 6e7) s = s s; while (1); }'"
-
-
-@pytest.mark.parametrize(
-    ("program", "number", "said"),
-    [
-        ("sleep 100", 40, "it started more than 16 processes"),
-        (GROWING, 8, "268435456 bytes"),
-    ],
-)
-def test_what_make_starts_is_limited_as_a_whole(program, number, said, tmp_path):
-    need("make")
-    make = Path(shutil.which("make"))
-    rules = f"all: $(addprefix x,$(shell seq {number}))\nx%:\n\t@{program.replace('$', '$$')}\n"
-    (tmp_path / "Makefile").write_text(rules)
-    box = program_box(make, children=True)
-    ended = run(
-        [str(make), f"-j{number}"],
-        replace(box, read=(tmp_path, *SYSTEM)),
-        folder=tmp_path,
-        environment={"PATH": "/usr/bin:/bin"},
-        limits=Limits(memory=256 << 20, clock=60),
-    )
-    assert said in ended.trouble, ended.error_text
 
 
 def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):

@@ -44,8 +44,8 @@ def answer(program, architecture, call, *arguments):
 def says(request):
     """``says("clone", flags)``, with what may be started."""
 
-    def ask(call, *arguments, programs=False, children=False, by=request.param):
-        program = compiled(programs=programs, children=children, machine=request.param)
+    def ask(call, *arguments, programs=False, by=request.param):
+        program = compiled(programs=programs, machine=request.param)
         wanted = number(call, request.param) if isinstance(call, str) else call
         return answer(program, ARCHITECTURES[by], wanted, *arguments)
 
@@ -81,19 +81,17 @@ def test_what_the_filter_says(says):
     assert says(41, by="i386") == KILLED  # by another convention
 
 
-def test_programs_and_their_children(says):
+def test_a_program_starts_no_child(says):
     assert says("execve", programs=True) == ALLOWED
     assert says("clone", VFORK, programs=True) == EPERM
-    assert says("clone", VFORK, programs=True, children=True) == ALLOWED
-    assert says("clone", FORK, programs=True, children=True) == EPERM
+    assert says("clone", FORK, programs=True) == EPERM
 
 
 @pytest.mark.parametrize(
     "apart", [1 << bit for bit in (15, 17, 25, 26, 27, 28, 29, 30)]
 )
-def test_no_child_leaves_the_parent_or_its_namespaces(says, apart):
-    assert says("clone", VFORK | apart, programs=True, children=True) == EPERM
-    assert says("clone", THREAD | apart, programs=True, children=True) == EPERM
+def test_no_thread_leaves_the_parent_or_its_namespaces(says, apart):
+    assert says("clone", THREAD | apart, programs=True) == EPERM
 
 
 @pytest.mark.parametrize(
