@@ -60,7 +60,7 @@ class Examination:
 
     findings: tuple[Finding, ...]
     reports: tuple[NodeReport, ...] = ()
-    lines: tuple[tuple[str, str], ...] = ()
+    lines: tuple[tuple[str, str], ...]
 
     def report_content(self) -> FieldMap:
         """Return the content of a bug report by name; secrets and names are not replaced yet."""

@@ -54,7 +54,7 @@ class GpuNode:
 
     node: str
     python: str
-    address: str = ""
+    address: str
     variables: Mapping[str, str]
 
 

@@ -11,6 +11,7 @@ from patchkit.cluster.agent.node_facts import (
     PythonContents,
 )
 from patchkit.cluster.agent.node_state import GroupProcess, NodeState
+from patchkit.cluster.agent.node_troubles import NodeTroubles
 from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster
@@ -71,7 +72,12 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
         memlock=None,
         systemd=255,
         persistent_journal=True,
+        installation="",
+        ptxas="",
         rsync=True,
+        files={},
+        models={},
+        image=None,
     )
     return replace(made, **changes)
 
@@ -103,6 +109,9 @@ def unit(active="active", sub="running", **changes):
         since="Mon 2026-11-23 03:00:00 UTC",
         invocation="1",
         description="vLLM",
+        text="",
+        drop_ins=(),
+        changed=False,
     )
     return replace(made, **changes)
 
@@ -113,6 +122,18 @@ def state(found=None, **changes):
         processes=(10,),
         starts=1,
         memory=Memory(total=128 << 20, available=64 << 20),
+        strangers=(),
+        containers=(),
+        others={},
+        start="",
+        model="",
+        members=(),
+        successor="",
+        image=None,
+        frozen="",
+        troubles=NodeTroubles(disks=(), killed=(), addresses=(), lost=""),
+        celsius=None,
+        watts=None,
     )
     return replace(made, **changes)
 
@@ -127,6 +148,7 @@ def contents(**changes):
         },
         digests={"vllm": "a" * 64, "torch": "b" * 64},
         nccl=dict.fromkeys(("vllm", "torch"), ("2.30.7", "c" * 64)),
+        lost=(),
     )
     return replace(made, **changes)
 
@@ -140,6 +162,7 @@ def model(**changes):
 
 def reports(folder):
     """The two nodes of a cluster that serves, the head first."""
+    listener = Listener(address="127.0.0.1", port=8000, pid=10, name="vllm")
     facts = [node_facts(folder, node=number) for number in (0, 1)]
     file = cluster(*NAMES)
     placed = units_of(file, facts, MODEL).node_files()
@@ -165,8 +188,7 @@ def reports(folder):
                     DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),
                 ),
                 processes=(GroupProcess(pid=10, name="vllm", state="S"),),
-                listeners=(Listener(address="127.0.0.1", port=8000, pid=10),)
-                * (number == 0),
+                listeners=(listener,) * (number == 0),
                 models=(model(),),
                 placed=placed_files(its.files, "patchkit-vllm.service"),
                 links=(PeerLink(words=("ssh",), error={}),) if number == 0 else None,

@@ -72,9 +72,9 @@ class ContainerLimits:
     these files this user may open.
     """
 
-    kind: str = ""
-    verbs: int = 0
-    verbs_open: int = 0
+    kind: str
+    verbs: int
+    verbs_open: int
 
 
 def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:

@@ -92,8 +92,8 @@ class WheelLock:
     cpu: str
     python: Annotated[str, matching(r"3\.\d+", "a release of Python")]
     wheels: tuple[NodeWheel, ...]
-    target: str = ""
-    native: tuple[str, ...] = ()
+    target: str
+    native: tuple[str, ...]
 
     @property
     def id(self) -> str:

@@ -107,7 +107,7 @@ class NodeFacts:
     rsync: bool = False
     files: dict[str, str] = field(default_factory=dict)
     models: dict[str, ModelPrint] = field(default_factory=dict)
-    image: ImageFacts | None = None
+    image: ImageFacts | None
 
 
 def look_at_node(
@@ -192,10 +192,10 @@ class PythonContents:
     files that are missing.
     """
 
-    versions: Mapping[str, str] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
-    nccl: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    lost: tuple[Owner, ...] = ()
+    versions: Mapping[str, str]
+    digests: Mapping[str, str]
+    nccl: Mapping[str, tuple[str, str]]
+    lost: tuple[Owner, ...]
 
 
 def examine(

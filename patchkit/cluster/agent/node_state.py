@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,18 @@ class NodeState:
     processes: tuple[int, ...]
     starts: int
     memory: Memory | None
-    strangers: tuple[str, ...] = ()
-    containers: tuple[str, ...] = ()
-    others: Mapping[str, bool] = field(default_factory=dict)
-    start: str = ""
-    model: str = ""
-    members: tuple[str, ...] = ()
-    successor: str = ""
-    image: ImageFacts | None = None
-    frozen: str = ""
-    troubles: NodeTroubles = field(default_factory=NodeTroubles)
-    celsius: int | None = None
-    watts: float | None = None
+    strangers: tuple[str, ...]
+    containers: tuple[str, ...]
+    others: Mapping[str, bool]
+    start: str
+    model: str
+    members: tuple[str, ...]
+    successor: str
+    image: ImageFacts | None
+    frozen: str
+    troubles: NodeTroubles
+    celsius: int | None
+    watts: float | None
 
     @property
     def serves(self) -> bool:

@@ -42,10 +42,10 @@ class NodeTroubles:
     more, else "".
     """
 
-    disks: tuple[DiskRoom, ...] = ()
-    killed: tuple[str, ...] = ()
-    addresses: tuple[str, ...] = ()
-    lost: str = ""
+    disks: tuple[DiskRoom, ...]
+    killed: tuple[str, ...]
+    addresses: tuple[str, ...]
+    lost: str
 
 
 def look_for_troubles(settings: Mapping[str, Any]) -> NodeTroubles:

@@ -95,8 +95,8 @@ class Listener:
 
     address: str
     port: int
-    pid: int = 0
-    name: str = ""
+    pid: int
+    name: str
     user: int = 0
 
     @property

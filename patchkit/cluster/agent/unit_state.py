@@ -54,9 +54,9 @@ class UnitState:
     since: str
     invocation: str
     description: str
-    text: str = ""
-    drop_ins: tuple[str, ...] = ()
-    changed: bool = False
+    text: str
+    drop_ins: tuple[str, ...]
+    changed: bool
 
 
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:

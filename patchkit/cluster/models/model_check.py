@@ -58,11 +58,11 @@ class ModelCheck:
     """
 
     folder: str
-    repo: str = ""
-    commit: str = ""
-    files: int = 0
-    size: int = 0
-    recorded: bool = False
+    repo: str
+    commit: str
+    files: int
+    size: int
+    recorded: bool
     full: bool = False
     findings: tuple[Finding, ...]
     sent: Copied | None = None

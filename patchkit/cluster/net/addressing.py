@@ -104,7 +104,7 @@ class Line:
     cage: int | None = None
     twin: int
     peer: int | None = None
-    ours: bool = False
+    ours: bool
 
     @property
     def action(self) -> str:

@@ -108,8 +108,8 @@ class ServerAnswers:
     """
 
     url: str
-    key: str = ""
-    strangers: tuple[str, ...] = ()
+    key: str
+    strangers: tuple[str, ...]
     health: PathAnswer
     version: str = ""
     models: tuple[str, ...] = ()

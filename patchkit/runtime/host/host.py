@@ -31,7 +31,7 @@ class Address:
     address: str
     prefix: int
     family: str
-    link_local: bool = False
+    link_local: bool
 
 
 @frozen
@@ -49,17 +49,17 @@ class Netdev:
     state: str
     carrier: bool
     mtu: int
-    speed: int | None = None
-    mac: str = ""
-    driver: str = ""
-    pci: str = ""
-    port: str = ""
-    kind: str = "ethernet"  # ethernet, wifi, virtual or loopback
-    addresses: tuple[Address, ...] = ()
+    speed: int | None
+    mac: str
+    driver: str
+    pci: str
+    port: str
+    kind: str  # ethernet, wifi, virtual or loopback
+    addresses: tuple[Address, ...]
     cage: int | None = None
     twin: str = ""
-    lanes: int | None = None
-    master: str = ""
+    lanes: int | None
+    master: str
 
     @property
     def up(self) -> bool:
@@ -96,7 +96,7 @@ class Gid:
 
     index: int
     kind: str  # as sysfs has it: "RoCE v2", "IB/RoCE v1"
-    address: str = ""
+    address: str
 
 
 @frozen
@@ -109,11 +109,11 @@ class Rdma:
 
     name: str
     state: str
-    netdev: str = ""
-    pci: str = ""
+    netdev: str
+    pci: str
     cage: int | None = None
     twin: str = ""
-    gids: tuple[Gid, ...] = ()
+    gids: tuple[Gid, ...]
 
     @property
     def active(self) -> bool:

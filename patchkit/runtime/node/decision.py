@@ -75,12 +75,12 @@ class Node:
     executor: Executor
     attachment: Attachment
     target: str
-    versions: Mapping[str, str] = field(default_factory=dict)
-    kernels: FlashInfer | None = None
-    quantization: str = ""
-    preset: Preset | None = None
-    choice: RuleChoice = BY_DEFAULT
-    extra: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str]
+    kernels: FlashInfer | None
+    quantization: str
+    preset: Preset | None
+    choice: RuleChoice
+    extra: Mapping[str, str]
 
     @property
     def situation(self) -> Situation:

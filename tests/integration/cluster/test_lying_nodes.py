@@ -23,7 +23,6 @@ from patchkit.cluster.agent.judge import (
     ServerSigns,
     judge,
 )
-from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.launch.cluster import read_group_journal
 from patchkit.cluster.launch.up import StartWatcher, bring_up, wait_until_answered
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
@@ -33,7 +32,7 @@ from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.http_exchange import PathAnswer
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
-from support import write_files
+from support import clusters, write_files
 from support.clusters import (
     MODEL,
     cluster,
@@ -102,7 +101,7 @@ def state(
     if others:
         units[-1] = replace(units[-1], active=guard, text=text)
     memory = Memory(total=128 << 20, available=100 << 20)
-    said = NodeState(units=tuple(units), processes=(), starts=1, memory=memory)
+    said = clusters.state(units=tuple(units), processes=(), memory=memory)
     return value(asdict(said)), "end"
 
 
@@ -430,7 +429,13 @@ def test_up_does_not_wait_for_a_server_that_gives_no_token_by_itself(
     nodes, signs, says
 ):
     head = cluster("spark-1")
-    answers = ServerAnswers(url="http://h", health=PathAnswer(), life=judge(signs, 120))
+    answers = ServerAnswers(
+        url="http://h",
+        key="",
+        strangers=(),
+        health=PathAnswer(),
+        life=judge(signs, 120),
+    )
     units = [asdict(unit(unit=name)) for name in head.units]
     lies = {
         "follow_units": (parts(units), "end"),
@@ -592,12 +597,13 @@ def test_status_tells_of_a_node_s_troubles(nodes, capsys, fields, says, cure):
     head, end = state()
     well = json.loads(head.removeprefix(MARK))["value"]
     healthy = value({**well, "model": "org/m"})
-    ill = value({**well, "units": well["units"][:1], **fields})
+    troubles = well["troubles"] | fields.get("troubles", {})
+    ill = {**well, "units": well["units"][:1], **fields, "troubles": troubles}
     server = {"ask_server": (value(None), "end")}
     nodes.lie(
         {
             "spark-1": {"read_node_state": (healthy, end), **server},
-            "spark-2": {"read_node_state": (ill, end)},
+            "spark-2": {"read_node_state": (value(ill), end)},
         }
     )
     _code, said = ask(capsys, "status")
@@ -751,7 +757,9 @@ CONDITIONS = {  # what a token, and the watch, show → words of `status`, and n
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, name):
     life, watch, words = CONDITIONS[name]
-    said = ServerAnswers(url="http://h", health=PathAnswer(), life=life)
+    said = ServerAnswers(
+        url="http://h", key="", strangers=(), health=PathAnswer(), life=life
+    )
     head = {
         "read_node_state": state(**watch),
         "ask_server": (value(asdict(said)), "end"),

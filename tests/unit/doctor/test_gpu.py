@@ -21,7 +21,8 @@ from support.clusters import reports
 
 MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
 NODES = [
-    GpuNode(node=node, python="", variables=MEANT) for node in ("spark1", "spark2")
+    GpuNode(node=node, python="", address="", variables=MEANT)
+    for node in ("spark1", "spark2")
 ]
 
 

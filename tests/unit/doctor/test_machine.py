@@ -35,7 +35,7 @@ GPU = GpuState(50, 60.0, 2400, 95, 0)
 COMPILERS = Compilers(
     compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h"
 )
-OUTSIDE = ContainerLimits(verbs=4, verbs_open=4)
+OUTSIDE = ContainerLimits(kind="", verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
     page_cache=1 << 20,
@@ -302,7 +302,7 @@ def test_libraries_of_ptx_alone_are_compiled_unless_the_cache_is_filled(tmp_path
         (fine,) = check_first_use(head, replace(said, **others))
         assert fine.level is Level.OK
     examination = Examination(
-        findings=(), reports=(head,)
+        findings=(), reports=(head,), lines=()
     )  # its Python is none of this machine's
     (found,) = add_first_use(examination, look_at_device_code).findings
     assert (found.level, found.what) == (

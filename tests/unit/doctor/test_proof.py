@@ -278,7 +278,10 @@ def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(
         tmp_path, {"torch.py": "class cuda:\n    def is_available(): return False\n"}
     )
     node = GpuNode(
-        node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)}
+        node="x",
+        python=sys.executable,
+        address="",
+        variables={"PYTHONPATH": str(tmp_path)},
     )
     request = SimpleNamespace(nodes=[node], vllm="1", free_gib=99.0, folder=tmp_path)
     runs = (start, proof.build_models, end, print)

@@ -14,10 +14,15 @@ OTHER = Gpu(name="NVIDIA L4", capability="8.9")
 WHEEL = "vllm-0.33.0+cu130.gb10-cp38-abi3-manylinux_2_28_aarch64.whl"
 
 
-def lock(**fields):
+def lock(target="", native=()):
     wheel = NodeWheel(name=WHEEL, sha256="0" * 64, unpacked=1)
     return WheelLock(
-        requirements="", cpu="aarch64", python="3.12", wheels=(wheel,), **fields
+        requirements="",
+        cpu="aarch64",
+        python="3.12",
+        wheels=(wheel,),
+        target=target,
+        native=native,
     )
 
 

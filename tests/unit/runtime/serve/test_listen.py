@@ -26,15 +26,25 @@ def asked(**more):
 
 
 def netdev(name, *addresses, kind="ethernet", cage=None, state="up"):
-    found = tuple(Address(address=each, prefix=24, family="inet") for each in addresses)
+    found = tuple(
+        Address(address=each, prefix=24, family="inet", link_local=False)
+        for each in addresses
+    )
     return Netdev(
         name=name,
         state=state,
         carrier=True,
         mtu=1500,
+        speed=None,
+        mac="",
+        driver="",
+        pci="",
+        port="",
         kind=kind,
         cage=cage,
         addresses=found,
+        lanes=None,
+        master="",
     )
 
 
