@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from patchkit.cluster.agent.group_script import EMBEDDING, TokenAnswer
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.openai.server_answers import ServerAnswers
-from patchkit.cluster.openai.token_answer import EMBEDDING, TokenAnswer
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
@@ -103,8 +103,9 @@ def _judge(answers: ServerAnswers) -> _Judged:
         yield "server-models", _path_fields(answers.listing)
 
     # Without the key all paths below /v1 are refused: "server-key" says so.
-    if answers.token and not _is_refused(answers.token.status):
-        yield from _judge_token(answers, answers.token)
+    token = answers.token
+    if token and token.model and not _is_refused(token.status):
+        yield from _judge_token(answers, token)
 
     yield from _judge_load(answers)
 

@@ -152,7 +152,7 @@ class Liveness:
         self.last_step_at = self.last_proof_at
         self.last_question_at = self.last_proof_at
         self.question: threading.Thread | None = None
-        self.reply: group.TokenReply | None = None
+        self.reply: group.TokenAnswer | None = None
 
         self.token_refusal = ""
         self.question_refusal = ""
@@ -259,7 +259,8 @@ class Liveness:
             self.question.start()
 
     def _ask_token(self) -> None:
-        self.reply = group.ask_token(self.server)
+        listing = self.server.ask("/v1/models")
+        self.reply = group.ask_token(self.server, listing)
 
 
 def read_metrics_signs(

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchkit.cluster.agent.processes import run_tool, strangers
-from patchkit.http_exchange import HttpAnswer, HttpServer, usable_key
+from patchkit.foreign import whole_number
+from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, usable_key
 
 Settings = dict[str, Any]  # the content of group.json, or of its entry for one worker
 ALONE = "-sEB"
@@ -58,7 +59,21 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "1"},
     "/pooling": {"input": "1"},
 }
-_ANSWERED = ("choices", "data")  # an answer has one of these lists, with an entry
+_ANSWERED = ("choices", "data", "usage")  # an answer has one of these
+# The fields of an answer that hold text. vLLM sends reasoning_content up to 0.15, and reasoning
+# from 0.11.1 on. A completion has `text`; `refusal` replaces content if the model declines.
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
+EMBEDDING = ("data",)
+"""The field with the results in an answer of a model that embeds or scores."""
+_MOST_TOKENS = 1 << 40
+# Where answers hold the text of an error: vLLM up to 0.10 and FastAPI send it at the top level.
+_ERRORS = (
+    ("error", "message"),
+    ("error", "detail"),
+    ("message",),
+    ("detail",),
+    ("error",),
+)
 _TAKEN = "the server's port is taken"
 # For all workers together: the unit of the watch waits for it, and its start may take 90.
 _SPREAD_SECONDS = 60.0
@@ -142,7 +157,7 @@ def ready(settings: Settings) -> None:
         # Each question carries the key, and another program may listen by now.
         for stranger in strangers(*address):
             leave(1, f"error: {_TAKEN}: {stranger}")
-        reply = ask_token(server)
+        reply = ask_token(server, server.ask("/v1/models"))
         if not reply.refusal:
             break
 
@@ -242,16 +257,34 @@ def _check_alive() -> None:
             leave(1, "it ended before it had answered")
 
 
-@dataclass(frozen=True)
-class TokenReply:
-    """The answer to a question for a token; ``refusal`` says why no token came, "" if one did.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAnswer(PathAnswer):
+    """The answer to a question for tokens; ``model`` is the one that was asked, "" for none.
 
-    ``status`` is that of HTTP, 0 without an answer.
+    ``fields`` are the names of the fields that hold text. ``tokens`` is the number that the server
+    counted, None if it gave none. ``finish`` is the server's reason for ending the answer, ``said``
+    the text of its error.
     """
 
     model: str = ""
-    status: int = 0
-    refusal: str = ""
+    fields: tuple[str, ...] = ()
+    tokens: int | None = None
+    finish: str = ""
+    said: str = ""
+
+    @property
+    def came(self) -> bool:
+        """Return whether a token came, or an embedding."""
+        return self.status == 200 and bool(self.fields or self.tokens)
+
+    @property
+    def refusal(self) -> str:
+        """Return why no token came, in the server's words if it gave a reason; "" if one came."""
+        if self.came:
+            return ""
+        if self.status not in (0, 200) and not self.trouble:
+            return f"HTTP {self.status} {self.said}".rstrip()
+        return self.trouble or self.said or "an answer without a token"
 
 
 def own_server(settings: Settings) -> HttpServer:
@@ -260,44 +293,73 @@ def own_server(settings: Settings) -> HttpServer:
     return HttpServer(settings["url"], usable_key(key))
 
 
-def ask_token(server: HttpServer) -> TokenReply:
-    """Ask for one token, or for an embedding if the model does not generate.
+def ask_token(
+    server: HttpServer,
+    listing: HttpAnswer,
+    seconds: float = _FIRST_TOKEN,
+    tokens: int = 1,
+    paths: Iterable[str] = QUESTIONS,
+) -> TokenAnswer:
+    """Ask the first model of ``listing``, an answer of /v1/models, for some tokens.
 
-    The paths of ``QUESTIONS`` are tried until the model serves one. The question carries the key:
-    the caller has to check before that only the server listens.
+    The ``paths`` are tried until the server has one; a model that does not generate is asked for
+    an embedding. Return the answer of the first path if the server has none. A request that fails
+    is reported in the answer.
     """
-    listing = server.ask("/v1/models")
     model = listing.value("data", 0, "id")
     if not isinstance(model, str):
         silence = f"/v1/models says {listing.status}, and names no model"
-        return TokenReply(
-            status=listing.status,
-            refusal=listing.trouble or silence,
-        )
+        return TokenAnswer(status=listing.status, trouble=listing.trouble or silence)
 
-    for path, question in QUESTIONS.items():
-        answer = server.ask(path, {"model": model, **question}, _FIRST_TOKEN)
-        if answer.status not in NOT_HERE:
-            break
+    answers: list[HttpAnswer] = []
+    for path in paths:
+        question = {"model": model, **QUESTIONS[path]}
+        if "max_tokens" in question:
+            question["max_tokens"] = tokens
+        answers.append(server.ask(path, question, seconds))
+        if answers[-1].status not in NOT_HERE:
+            return _read_answer(server, model, answers[-1])
+    return _read_answer(server, model, answers[0])
 
-    refusal = _describe_refusal(path, answer)
-    return TokenReply(
-        model=server.clean(model),
+
+def _read_answer(server: HttpServer, model: str, answer: HttpAnswer) -> TokenAnswer:
+    errors = (answer.value(*keys) for keys in _ERRORS)
+    error = next(filter(None, errors), "")
+
+    trouble = answer.trouble
+    is_empty = not (trouble or error or any(map(answer.value, _ANSWERED)))
+    if answer.status == 200 and is_empty:
+        trouble = "what came is no answer of the OpenAI API"
+
+    tokens = None
+    with suppress(ValueError):
+        tokens = whole_number(answer.value("usage", "completion_tokens"), _MOST_TOKENS)
+
+    finish = str(answer.value("choices", 0, "finish_reason") or "")
+    return TokenAnswer(
         status=answer.status,
-        refusal=refusal,
+        ms=answer.ms,
+        trouble=trouble,
+        model=server.clean(model),
+        fields=_text_fields(answer),
+        tokens=tokens,
+        finish=server.clean(finish, 40),
+        said=server.clean(error) if isinstance(error, str) else "",
     )
 
 
-def _describe_refusal(path: str, answer: HttpAnswer) -> str:
-    """Return why the answer of a path is none with a token, "" if it is one."""
-    if answer.trouble:
-        return answer.trouble
-    if answer.status != 200:
-        return f"{path} says {answer.status}"
-    for name in _ANSWERED:
-        if isinstance(answer.value(name, 0), dict):
-            return ""
-    return f"what came from {path} is no answer of the OpenAI API"
+def _text_fields(answer: HttpAnswer) -> tuple[str, ...]:
+    """Return the names of the fields that hold text, EMBEDDING if the answer is an embedding."""
+    if isinstance(answer.value("data", 0), dict):
+        return EMBEDDING
+
+    # A completion has no message: its choice holds the text.
+    message = answer.value("choices", 0, "message") or answer.value("choices", 0)
+    if not isinstance(message, dict):
+        return ()
+
+    texts = {name: text for name, text in message.items() if isinstance(text, str)}
+    return tuple(name for name in _TEXTS if texts.get(name))
 
 
 def watch(settings: Settings, rank: str) -> None:

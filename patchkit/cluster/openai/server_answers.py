@@ -18,9 +18,9 @@ from patchkit.cluster.agent.alive_script import (
     is_paused,
     read_metrics_signs,
 )
+from patchkit.cluster.agent.group_script import TokenAnswer, ask_token
 from patchkit.cluster.agent.judge import (
     DOUBT,
-    Counters,
     ServerLife,
     ServerSigns,
     describe_trouble,
@@ -29,7 +29,6 @@ from patchkit.cluster.agent.judge import (
     read_counters,
 )
 from patchkit.cluster.agent.node_state import read_settings
-from patchkit.cluster.openai.token_answer import TokenAnswer, ask_token
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.foreign import read_count
 from patchkit.frozen import frozen
@@ -40,6 +39,9 @@ from patchkit.records import RECIPES, read_toml
 _KEY = "VLLM_API_KEY"
 _KEY_LINE = re.compile(rf"^[ \t]*{_KEY}[ \t]*=(.*)$", re.MULTILINE)
 _MOST_KEYS = 1 << 16  # bytes of a file with keys
+# The chat comes first: its answer shows how the server splits off what a model thinks.
+_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling")
+_FEW = 16  # tokens: the first ones of some models are special tokens without text
 _MODELS = 64  # names: further models of a server are left out
 _PATIENCE = 120.0  # seconds for a server that nothing watches: the default of `frozen`
 _UNASKED = ServerLife(DOUBT, "it was not asked")
@@ -102,9 +104,9 @@ def _read_series(text: str) -> dict[str, list[tuple[str, float]]]:
 class ServerAnswers:
     """The answers of a server. ``key`` says where its key was found, "" if no key was sent.
 
-    ``asked`` is the model that was asked for a token, and ``token`` its answer: None if the server
-    names no model. ``strangers`` are other programs that listen at ``url``: with any, no key is
-    sent. ``life`` is the judgement whether the server lives.
+    ``token`` is the answer to the question for a token, None if the server was not asked.
+    ``strangers`` are other programs that listen at ``url``: with any, no key is sent. ``life`` is
+    the judgement whether the server lives.
     """
 
     url: str
@@ -114,7 +116,6 @@ class ServerAnswers:
     version: str = ""
     models: tuple[str, ...] = ()
     listing: PathAnswer = field(default_factory=PathAnswer)
-    asked: str = ""
     token: TokenAnswer | None = None
     metrics: PathAnswer = field(default_factory=PathAnswer)
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -173,32 +174,43 @@ def ask_server(
     server = server_at(url, key)
 
     health = server.ask("/health")
+    patience = float(started.get("frozen") or _PATIENCE)
     answers = ServerAnswers(
         url=clean(url),
         key=place,
         strangers=strangers,
         health=health.outcome,
     )
-    if health.status:
-        # Read the metrics before the model is asked: its counters would include that request.
-        metrics = server.ask("/metrics")
-        answers = replace(
-            answers,
-            metrics=metrics.outcome,
-            figures=read_figures(metrics.text, wanted_metrics()),
-        )
-        answers = _ask_models(server, answers, seconds)
-        counters = read_counters(metrics.text)
-        signs = _find_signs(server, counters, answers, started, seconds)
-    else:
+    if not health.status:
         signs = ServerSigns(
             refused=health.closed,
             metrics_trouble=describe_trouble("/health", health.status, health.trouble),
             work=_find_work(started),
         )
+        return replace(answers, life=judge(signs, patience))
 
-    patience = float(started.get("frozen") or _PATIENCE)
-    return replace(answers, life=judge(signs, patience))
+    # Read the metrics before the model is asked: its counters would include that request.
+    metrics = server.ask("/metrics")
+    listing = server.ask("/v1/models")
+    token = ask_token(server, listing, seconds, _FEW, _PATHS)
+    version = server.ask("/version").value("version") or ""
+
+    signs = ServerSigns(token_came=True)
+    if not token.came:
+        signs = _find_signs(server, metrics, token, started, seconds)
+    if started:
+        signs = replace(signs, other_listeners="; ".join(strangers))
+
+    return replace(
+        answers,
+        version=server.clean(str(version), 60),
+        models=_model_names(server, listing),
+        listing=listing.outcome,
+        token=token,
+        metrics=metrics.outcome,
+        figures=read_figures(metrics.text, wanted_metrics()),
+        life=judge(signs, patience),
+    )
 
 
 def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -262,75 +274,29 @@ def _find_work(started: Mapping[str, Any]) -> str:
 
 def _find_signs(
     server: HttpServer,
-    former: Counters,
-    answers: ServerAnswers,
+    before: HttpAnswer,
+    token: TokenAnswer,
     started: Mapping[str, Any],
     seconds: float,
 ) -> ServerSigns:
-    """Return the signs of life of a server that was asked for a token.
+    """Return the signs of life of a server that gave no ``token`` within ``seconds``.
 
-    ``former`` are its counters before the token was asked for, within ``seconds``.
+    ``before`` has its metrics from before it was asked.
     """
-    listeners = "; ".join(answers.strangers) if started else ""
-    if answers.token and answers.token.came:
-        return ServerSigns(other_listeners=listeners, token_came=True)
-
     work = _find_work(started)  # before the requests below, which cause work themselves
     metrics = server.ask("/metrics")
-    signs = read_metrics_signs(
-        metrics, former or read_counters(metrics.text), server.url
-    )
+    former = read_counters(before.text) or read_counters(metrics.text)
     signs = replace(
-        signs,
-        other_listeners=listeners,
+        read_metrics_signs(metrics, former, server.url),
         paused=is_paused(server),
         work=work,
     )
 
-    reply = answers.token or answers.listing
-    is_late = answers.token is not None and reply.ms >= seconds * 1000
-    if is_late:
-        return replace(signs, token_wait_s=reply.ms / 1000)
-
-    refusal = _describe_refusal(answers)
-    if is_question_refused(reply.status):
-        return replace(signs, question_refusal=refusal)
-    return replace(signs, token_refusal=refusal)
-
-
-def _describe_refusal(answers: ServerAnswers) -> str:
-    """Return why a server gave no token, in its own words if it gave a reason."""
-    token = answers.token
-    if token is None:
-        listing = answers.listing
-        nameless = f"/v1/models says {listing.status}, and names no model"
-        return listing.trouble or nameless
-
-    if token.status not in (0, 200):
-        return f"HTTP {token.status} {token.said}".rstrip()
-    return token.trouble or token.said or "an answer without a token"
-
-
-def _ask_models(
-    server: HttpServer,
-    answers: ServerAnswers,
-    seconds: float,
-) -> ServerAnswers:
-    """Add the server's models and version, and the token that its first model was asked for."""
-    listing = server.ask("/v1/models")
-    models = _model_names(server, listing)
-    asked = next(iter(models), "")
-    token = ask_token(server, asked, seconds) if asked else None
-
-    version = server.ask("/version").value("version") or ""
-    return replace(
-        answers,
-        version=server.clean(str(version), 60),
-        models=models,
-        listing=listing.outcome,
-        asked=asked,
-        token=token,
-    )
+    if token.ms >= seconds * 1000:
+        return replace(signs, token_wait_s=token.ms / 1000)
+    if is_question_refused(token.status):
+        return replace(signs, question_refusal=token.refusal)
+    return replace(signs, token_refusal=token.refusal)
 
 
 def _model_names(server: HttpServer, listing: HttpAnswer) -> tuple[str, ...]:

@@ -184,9 +184,7 @@ def test_a_question_that_is_refused_is_told_as_no_token(api, status):
     api.texts, api.refuses = [BUSY] * 9, status
     api.token.set()
     watch = watched(api, 9, last_step_at=9, last_question_at=9)
-    assert (
-        watch.find_proof() == f"it refuses the question: /v1/completions says {status}"
-    )
+    assert watch.find_proof() == f"it refuses the question: HTTP {status}"
     assert watch.find_proof() == ""
 
 
