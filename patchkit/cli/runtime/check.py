@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -84,7 +83,7 @@ def check_command(
 
     host = None
     if not options.pop("elsewhere"):
-        host = probe(root, python=python, environment=os.environ)
+        host = probe(root, python=python)
 
     texts = [add_situation(subject, host, options) for subject in subjects]
     findings = [find_problems(checked) for checked in texts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -134,7 +133,7 @@ def plan_network(
     if role := options.pop("role"):
         options["node"] = _node_number(role, options["node"], options["nodes"])
     request = NetPlanOptions(**options)
-    host = probe(root, python=None, environment=os.environ)
+    host = probe(root)
     file = root / OURS
     written = read_written_plan(file)
     plan = make_net_plan(host, request, written)
@@ -291,7 +290,7 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     with --ssh both ends compared. A check that was not possible is reported, and does not count as
     passed. Exits with 9 if a check failed.
     """
-    host = probe(root, python=None, environment=os.environ)
+    host = probe(root)
     cages = choose_checked_cages(host, options["netdevs"])
     peer = None
     if options["ssh"]:

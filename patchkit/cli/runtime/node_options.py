@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def node_options(verb: Verb) -> Verb:
         )
         # `patchkit env` is a group, too: its subcommands need no facts of this machine.
         is_group = click.get_current_context().invoked_subcommand
-        host = None if is_group else probe(root, python=python, environment=os.environ)
+        host = None if is_group else probe(root, python=python)
         return verb(
             *arguments,
             request=NodeOptions(**fields),

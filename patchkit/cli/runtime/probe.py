@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -56,7 +55,7 @@ def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
     A fact that cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None
-    host = probe(root, python=python, environment=os.environ, copy=copy)
+    host = probe(root, python=python, copy=copy)
     yield Record(asdict(host))
     yield from host_lines(host)
 

@@ -132,18 +132,14 @@ def look_at_node(
     environment = {**os.environ}
     if variables:
         environment |= {"PATH": f"{venv_folder}/bin:{PROGRAMS}", **variables}
-    host = probe(
-        LIVE,
-        python=str(python) if has_venv else None,
-        environment=environment,
-    )
+    executable = str(python) if has_venv else None
+    host = probe(python=executable, environment=environment)
     ptxas = find_ptxas(LIVE, os.environ)
 
     image_facts = None
     if image:
         image_facts = look_at_image(**image)
         ptxas = image_facts.contents.ptxas
-        software = image_facts.contents.software
         software = image_facts.contents.software
         if software:
             software = add_compiled(software, environment)

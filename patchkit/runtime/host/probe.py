@@ -217,7 +217,7 @@ def probe(
     root: Path = LIVE,
     *,
     python: str | None = None,
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
     copy: RecordingWriter | None = None,
 ) -> Host:
     """Read the facts of the machine at a root; needs no rights and no GPU.
