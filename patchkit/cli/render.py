@@ -1,6 +1,6 @@
 """Print the blocks that a verb with ``@rendered`` yields.
 
-With --json each ``Record`` is printed, and nothing else. Without --json everything but records is
+With --json each dict and ``Record`` is printed, and nothing else. Without --json everything else is
 printed: lines, findings, tables, and ``Data`` for programs. ``ExitCode`` sets the verb's exit code.
 """
 
@@ -111,7 +111,7 @@ UNSURE = mark(Level.UNKNOWN)
 
 @positional
 class Record:
-    """A value for --json; ``line`` prints it as one line, as for an event."""
+    """A value for --json that is no dict; ``line`` prints it as one line, as for an event."""
 
     value: object
     line: bool = False
@@ -130,7 +130,7 @@ class ExitCode:
     code: int
 
 
-Block = str | Record | ExitCode
+Block = str | Fields | Record | ExitCode
 Blocks = Iterator[Block]
 
 
@@ -196,7 +196,7 @@ def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
                     match block:
                         case ExitCode():
                             exit_code = max(exit_code, block.code)
-                        case Record(value=dict() as document, line=False):
+                        case dict() as document:
                             pass  # printed once it is known whether the verb fails
                         case Record() if as_json:
                             print_json(block.value, indent=None if block.line else 1)

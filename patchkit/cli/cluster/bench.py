@@ -13,7 +13,6 @@ from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_here
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import (
     Blocks,
-    Record,
     Row,
     VerbGroup,
     option,
@@ -151,7 +150,7 @@ def run_bench(
     measure_variants(plan, _SILENT, tell)
 
     all_series = read_series(plan.folder)
-    yield Record({"folder": plan.folder, "figures": all_series})
+    yield {"folder": plan.folder, "figures": all_series}
     main_series = [series for series in all_series if series.measure in MAIN]
     yield from table(map(_series_row, main_series))
 
@@ -205,7 +204,7 @@ def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
     setup = [{"what": what, "first": old, "second": new} for what, old, new in changes]
 
     pairs = compare_series(read_series(first), read_series(second))
-    yield Record({"setup": setup, "figures": pairs})
+    yield {"setup": setup, "figures": pairs}
 
     yield "the setups differ in:" if changes else "the setups are the same"
 

@@ -21,7 +21,6 @@ from patchkit.cli.render import (
     Blocks,
     ExitCode,
     Lines,
-    Record,
     VerbGroup,
     counted_noun,
     finding_blocks,
@@ -120,14 +119,12 @@ def init_cluster(
     text = new_cluster_text(members, choices)
     by = "patchkit cluster init"
     outcome = str(write(file, text, force=force, private=False, by=by))
-    yield Record(
-        {
-            "file": file,
-            "outcome": outcome,
-            "text": text,
-            "findings": findings,
-        }
-    )
+    yield {
+        "file": file,
+        "outcome": outcome,
+        "text": text,
+        "findings": findings,
+    }
 
     for name, node_facts in zip(nodes, facts, strict=True):
         yield _node_line(name, node_facts.host)
@@ -289,13 +286,11 @@ def _install_wheels(cluster: Cluster, house: Path) -> Blocks:
         }
         nodes.append(change | record_fields(result.venv))
 
-    yield Record(
-        {
-            "venv": cluster.venv,
-            "copies": copies,
-            "nodes": nodes,
-        }
-    )
+    yield {
+        "venv": cluster.venv,
+        "copies": copies,
+        "nodes": nodes,
+    }
 
     same = "the same on every node: " if len(nodes) > 1 else ""
     yield f"{same}{_contents(brought[0].venv)}"
@@ -356,13 +351,11 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Blocks:
             state = "loaded"
         yield GOOD + f"{result.node}: {cluster.serve.local_image} {state}"
 
-    yield Record(
-        {
-            "image": pinned,
-            "nodes": brought,
-            "said": notes,
-        }
-    )
+    yield {
+        "image": pinned,
+        "nodes": brought,
+        "said": notes,
+    }
 
 
 def _add_needs(

@@ -17,7 +17,6 @@ from patchkit.cli.out import FILE_OR_DASH, PATH, LaidOut, next_step, table, tell
 from patchkit.cli.render import (
     Blocks,
     ExitCode,
-    Record,
     finding_lines,
     flag,
     option,
@@ -95,7 +94,7 @@ def doctor_command(
         for name in _QUOTING:
             masked[name] = mask_secrets(getattr(finding, name))
         findings.append(replace(finding, **masked))
-    yield Record({"findings": [finding.fields() for finding in findings]})
+    yield {"findings": [finding.fields() for finding in findings]}
 
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)
@@ -202,13 +201,11 @@ def proof_command(
     save_archive(archive, place)
 
     summary = summary_lines(proof)
-    yield Record(
-        {
-            "archive": place,
-            "summary": summary,
-            "parts": proof.parts,
-        }
-    )
+    yield {
+        "archive": place,
+        "summary": summary,
+        "parts": proof.parts,
+    }
     yield from map(LaidOut, summary)
 
     yield f"{place}: {len(archive) / 1e3:.0f} kB; look into it before you hand it on"

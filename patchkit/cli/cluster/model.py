@@ -29,7 +29,6 @@ from patchkit.cli.render import (
     UNSURE,
     Blocks,
     ExitCode,
-    Record,
     Row,
     VerbGroup,
     dry_run_option,
@@ -101,7 +100,7 @@ def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> B
     tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
 
     if dry_run:
-        yield Record({"plan": plan, "dry_run": True})
+        yield {"plan": plan, "dry_run": True}
         yield "nothing was changed"
         return
 
@@ -120,7 +119,7 @@ def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> B
         pin_model(file, repo, plan.commit)
 
     fields = {**record_fields(check), "complete": is_whole}
-    yield Record({"plan": plan, "dry_run": False, "check": fields})
+    yield {"plan": plan, "dry_run": False, "check": fields}
 
     yield from _check_blocks(head.destination, check)
 
@@ -233,7 +232,7 @@ def list_models(cluster: Cluster) -> Blocks:
 
         fields.append({"node": node.ssh, "models": models})
 
-    yield Record({"nodes": fields})
+    yield {"nodes": fields}
     yield from table(rows, heads=("node", "model", "commit", "size", "state"))
 
 
@@ -311,6 +310,6 @@ def _checked_blocks(
             yield from _check_blocks(node.ssh, result)
             is_broken = is_broken or bool(result.exit_code)
 
-    yield Record({"nodes": nodes})
+    yield {"nodes": nodes}
     if is_broken:
         yield next_verb("model", "sync" if has_source else "get", *specs)

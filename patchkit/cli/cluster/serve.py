@@ -162,13 +162,11 @@ def _unit_line(unit: UnitState) -> str:
 
 def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
     """Report that a model answers, and name the command that asks its server."""
-    yield Record(
-        {
-            "model": model,
-            "url": url,
-            "answered": True,
-        }
-    )
+    yield {
+        "model": model,
+        "url": url,
+        "answered": True,
+    }
     yield GOOD + f"{model} answers"
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
@@ -200,7 +198,7 @@ def down_command(cluster: Cluster) -> Blocks:
                 text = f"stopped; {other_clusters(node, result)}"
             yield GOOD + f"{node.destination}: {text}"
 
-    yield Record({"nodes": nodes})
+    yield {"nodes": nodes}
     check_stopped(cluster, results, remains)
 
 
@@ -282,16 +280,14 @@ def status_command(cluster: Cluster) -> Blocks:
     is_well = condition.answers and not troubles
     description = getattr(server, "description", None)
 
-    yield Record(
-        {
-            "answers": is_well,
-            "hangs": condition.hangs or None,
-            "server": condition,
-            "serves": description,
-            "nodes": [node_fields(node.destination, state) for node, state in rows],
-            "error": error,
-        }
-    )
+    yield {
+        "answers": is_well,
+        "hangs": condition.hangs or None,
+        "server": condition,
+        "serves": description,
+        "nodes": [node_fields(node.destination, state) for node, state in rows],
+        "error": error,
+    }
 
     if description:
         yield bold(description)

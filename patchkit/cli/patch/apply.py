@@ -355,14 +355,12 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
     with opened(source, selection.patches) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         diff = plan.diff()
-        yield Record(
-            {
-                "project": workspace.tree.project,
-                "version": workspace.tree.version,
-                "files": [*plan.texts],
-                "diff": diff,
-            }
-        )
+        yield {
+            "project": workspace.tree.project,
+            "version": workspace.tree.version,
+            "files": [*plan.texts],
+            "diff": diff,
+        }
         yield from diff_blocks(diff)
 
 
@@ -385,7 +383,7 @@ def fetch_command(release: str, lock: bool, offline: bool) -> Blocks:
         else:
             path = fetch_release(source, load_recipe(project).check, report)
 
-    yield Record({"path": path})
+    yield {"path": path}
     yield Data(f"{path}\n")
     tell(next_verb("apply", release))
 
@@ -406,7 +404,7 @@ def revert_command(source: SourceOptions, force: bool) -> Blocks:
         return
 
     restored = revert(path, source.project)
-    yield Record({"restored": restored})
+    yield {"restored": restored}
     if restored:
         yield f"{len(restored)} files are as upstream shipped them"
     else:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
 from patchkit.cli.out import bold, dim, record_fields
 from patchkit.cli.patch.verdict_view import diff_blocks
-from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
+from patchkit.cli.render import Blocks, Fields, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -95,14 +94,14 @@ def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
         yield from _list_lines(entries, rows)
 
 
-def _listed(entries: Sequence[Fix | Claim], titles: Mapping[str, str]) -> Record:
+def _listed(entries: Sequence[Fix | Claim], titles: Mapping[str, str]) -> Fields:
     """Return fixes, claims and symptoms (id → title) for --json."""
     rows = {"fixes": _fix_rows(entries), "symptoms": titles.items()}
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     for kind, pairs in rows.items():
         fields[kind] = [{"id": name, "title": title} for name, title in pairs]
     fields["claims"] = [entry for entry in entries if isinstance(entry, Claim)]
-    return Record(fields)
+    return fields
 
 
 def _list_lines(entries: Sequence[Fix | Claim], titles: _Rows = ()) -> Blocks:
@@ -162,7 +161,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
         diff = unified_diff(example.path, example.before, example.after)
         diffs.append({"version": example.version, "diff": diff})
 
-    yield Record({**fields, "examples": diffs})
+    yield {**fields, "examples": diffs}
 
     yield bold(fix.id) + f"  {fix.title}\n"
     yield from _paragraphs(Symptom=fix.symptom, Why=fix.why, Upstream=fix.upstream)
@@ -225,7 +224,7 @@ def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
             yield ""
         yield from _symptom_lines(diagnosis)
 
-    yield Record({"symptoms": fields})
+    yield {"symptoms": fields}
 
 
 def _symptom_lines(diagnosis: Diagnosis) -> Lines:

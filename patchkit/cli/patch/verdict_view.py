@@ -15,7 +15,6 @@ from patchkit.cli.render import (
     Data,
     Fields,
     Lines,
-    Record,
     Row,
     lead_word,
     note,
@@ -68,7 +67,7 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
         "recipe": recipe.digest,
         "added_recipes": recipe.added,
     }
-    yield Record(fields | more)
+    yield fields | more
 
     release = bold(f"{tree.project} {tree.version}")
     device = f"  {tree.kind}  →  {target.title}, {request.arch} "

@@ -18,7 +18,6 @@ from patchkit.cli.render import (
     Blocks,
     ExitCode,
     Lines,
-    Record,
     counted_noun,
     flag,
     option,
@@ -101,7 +100,7 @@ def check_command(
             yield from _problem_lines(checked, problem)
         yield _summary(checked, problems, is_target_given=bool(options["target"]))
 
-    yield Record({"files": rows})
+    yield {"files": rows}
     yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
 
 

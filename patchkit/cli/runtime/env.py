@@ -145,7 +145,7 @@ def _env_blocks(
         if not is_secret(setting.name):
             variables[setting.name] = setting.value
 
-    yield Record({"variables": variables, "reasons": reasons, "notes": env.notes})
+    yield {"variables": variables, "reasons": reasons, "notes": env.notes}
 
     output: Path | None = options["output"]
     if output is None or output == Path("-"):
@@ -232,16 +232,14 @@ def explain_variable(name: str | None) -> Blocks:
         else:
             rule_fields.append(record_fields(entry) | {"default": entry.default})
 
-    yield Record(
-        {
-            "name": name,
-            "lifetime": life,
-            "meaning": reader.meaning if reader else None,
-            "rules": rule_fields,
-            "avoids": avoids,
-            "claims": claims,
-        }
-    )
+    yield {
+        "name": name,
+        "lifetime": life,
+        "meaning": reader.meaning if reader else None,
+        "rules": rule_fields,
+        "avoids": avoids,
+        "claims": claims,
+    }
 
     yield bold(name)
     yield from _reader_lines(name, life, reader)

@@ -25,7 +25,6 @@ from patchkit.cli.render import (
     Blocks,
     Data,
     ExitCode,
-    Record,
     Row,
     VerbGroup,
     finding_blocks,
@@ -220,16 +219,14 @@ def _plan_blocks(
     """Yield a plan's verdict in one line, a row for each interface, and the remarks."""
     verdict = _verdict(plan, remarks)
     lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
-    yield Record(
-        {
-            "verdict": verdict,
-            "changes": len(plan.changes),
-            **record_fields(plan, "lines"),
-            "lines": lines,
-            "notes": remarks,
-            **netplan,
-        }
-    )
+    yield {
+        "verdict": verdict,
+        "changes": len(plan.changes),
+        **record_fields(plan, "lines"),
+        "lines": lines,
+        "notes": remarks,
+        **netplan,
+    }
 
     yield bold(verdict)
     yield from table(map(_interface_row, plan.lines), indent="  ")
@@ -307,7 +304,7 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     hot_plug = _NETWORK["owners"]["hot_plug"]
     bandwidth = {"expected": f"{twin}, {pair}", "slower": hot_plug}
 
-    yield Record({"checks": checks, "bandwidth": bandwidth})
+    yield {"checks": checks, "bandwidth": bandwidth}
 
     shown = [check for check in checks if verbose or check.level is not Level.OK]
     yield from finding_blocks(shown)

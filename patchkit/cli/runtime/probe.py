@@ -21,7 +21,6 @@ from patchkit.cli.out import (
 from patchkit.cli.render import (
     Blocks,
     Lines,
-    Record,
     Row,
     dashed,
     fact_lines,
@@ -56,7 +55,7 @@ def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
     """
     copy = RecordingWriter(root, save) if save else None
     host = probe(root, python=python, copy=copy)
-    yield Record(asdict(host))
+    yield asdict(host)
     yield from host_lines(host)
 
     if any(is_unified(gpu.target) for gpu in host.gpus):

@@ -98,7 +98,7 @@ def serve_args_command(
 
     command = serve_command(model, **options)
     url = models_url(command.request)
-    yield Record(_command_fields(command, url))
+    yield _command_fields(command, url)
 
     if explain:
         yield from table(_flag_rows(command))

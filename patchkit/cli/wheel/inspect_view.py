@@ -13,7 +13,6 @@ from patchkit.cli.render import (
     Blocks,
     Fields,
     Lines,
-    Record,
     Row,
     count_loads,
     fact_lines,
@@ -60,7 +59,7 @@ def inspected_blocks(file: Path, target: Target) -> Blocks:
     (binary,) = inspect_file(file)
     sha256 = sha256_of(file)
     binary_fields = _binary_fields(binary, target) | {"sha256": sha256}
-    yield Record(fields | {"binaries": [binary_fields]})
+    yield fields | {"binaries": [binary_fields]}
     yield from _library_lines(binary, target, sha256)
 
 
@@ -94,7 +93,7 @@ def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
         "facts": dict(metadata.facts) or None,
     }
 
-    yield Record(fields | {"binaries": rows, "findings": findings})
+    yield fields | {"binaries": rows, "findings": findings}
 
     yield bold(metadata.name)
 

@@ -22,7 +22,6 @@ from patchkit.cli.render import (
     GOOD,
     Blocks,
     Lines,
-    Record,
     Row,
     counted_noun,
     flag,
@@ -92,7 +91,7 @@ def native_command(
 
 def _revert_blocks(path: Path, *, force: bool) -> Blocks:
     restored = revert_installed(find_site(path), force=force)
-    yield Record({"restored": restored})
+    yield {"restored": restored}
     if count := sum(map(len, restored.values())):
         yield GOOD + f"put back as upstream shipped it: {counted_noun(count, 'file')}"
     else:
@@ -107,7 +106,7 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
         compiled = {"compiled": len(library.entries), "seconds": seconds}
         fields.append(record_fields(library, "entries") | compiled)
 
-    yield Record({"target": target.name, "libraries": fields})
+    yield {"target": target.name, "libraries": fields}
 
     slowest_first = sorted(libraries, key=lambda row: -compile_seconds(row.entries))
     heads = ("library", "fat binaries", "compiled", "at first use", "")
@@ -172,13 +171,11 @@ def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) ->
             libraries = written.libraries
             new_file = written.path
 
-    yield Record(
-        {
-            "target": target.name,
-            "wheel": new_file,
-            "libraries": libraries,
-        }
-    )
+    yield {
+        "target": target.name,
+        "wheel": new_file,
+        "libraries": libraries,
+    }
 
     for library in libraries:
         yield from _written_lines(library)

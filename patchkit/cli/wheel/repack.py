@@ -27,7 +27,6 @@ from patchkit.cli.render import (
     GOOD,
     Blocks,
     Fields,
-    Record,
     flag,
     house_option,
     note,
@@ -113,7 +112,7 @@ def repack_command(
         )
 
     seconds = time.monotonic() - began
-    yield Record(_repacked_fields(repacked, seconds))
+    yield _repacked_fields(repacked, seconds)
 
     upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
     release = bold(f"{repacked.facts['project']} {repacked.facts['version']}")

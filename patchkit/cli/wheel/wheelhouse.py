@@ -28,7 +28,6 @@ from patchkit.cli.render import (
     Blocks,
     ExitCode,
     Lines,
-    Record,
     Row,
     VerbGroup,
     cell_text,
@@ -85,13 +84,11 @@ def list_wheels(house: Path, verbose: bool) -> Blocks:
     """List the wheels that were made here; -v also their dependencies."""
     manifest = load_manifest(house)
     wheels = manifest.wheels
-    yield Record(
-        {
-            "dir": house,
-            "overrides": manifest.overrides,
-            "wheels": wheels,
-        }
-    )
+    yield {
+        "dir": house,
+        "overrides": manifest.overrides,
+        "wheels": wheels,
+    }
     built = manifest.built
     dependencies = manifest.dependencies
     listed = [*built, *dependencies] if verbose else built
@@ -140,13 +137,11 @@ def prune_wheels(
         dry_run=dry_run,
         force=force,
     )
-    yield Record(
-        {
-            "dir": house,
-            "dry_run": dry_run,
-            "changes": pruned,
-        }
-    )
+    yield {
+        "dir": house,
+        "dry_run": dry_run,
+        "changes": pruned,
+    }
     for file in pruned:
         yield bold(file.filename) + f": {file.reason}"
 
@@ -183,17 +178,15 @@ def fill_wheels(
         )
     dependencies = filled.manifest.dependencies
     overrides = filled.manifest.overrides
-    yield Record(
-        {
-            "dir": house,
-            **asdict(node),
-            "dependencies": dependencies,
-            "overrides": overrides,
-            "new": filled.new,
-            "gone": filled.gone,
-            "torch": filled.torch,
-        }
-    )
+    yield {
+        "dir": house,
+        **asdict(node),
+        "dependencies": dependencies,
+        "overrides": overrides,
+        "new": filled.new,
+        "gone": filled.gone,
+        "torch": filled.torch,
+    }
 
     state = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in dependencies) / 1e6
@@ -265,13 +258,11 @@ def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
         hint = f"`{listing}` lists overrides, and what known bugs suggest"
         raise UsageError("name a pin: PROJECT==VERSION", hint=hint)
 
-    yield Record(
-        {
-            "dir": house,
-            "state": state,
-            "override": override,
-        }
-    )
+    yield {
+        "dir": house,
+        "state": state,
+        "override": override,
+    }
     yield GOOD + f"{house}: {state}: {override}"
     # `patchkit verify` names the next step for each wheel.
     if state == "recorded" and sources_of(override.takes.project):
@@ -312,17 +303,15 @@ def verify_command(house: Path) -> Blocks:
     tell_hashing(house)
     verified = verify_wheelhouse(house)
     require_wheels(house, verified)
-    yield Record(
-        {
-            "dir": house,
-            "wheels": len(verified.entries),
-            "pins": verified.pins,
-            "overrides": verified.overrides,
-            "offers": verified.offers,
-            "missing": verified.unmet,
-            "findings": verified.findings,
-        }
-    )
+    yield {
+        "dir": house,
+        "wheels": len(verified.entries),
+        "pins": verified.pins,
+        "overrides": verified.overrides,
+        "offers": verified.offers,
+        "missing": verified.unmet,
+        "findings": verified.findings,
+    }
 
     if verified.pins:
         yield dim(cell_text(verified.pins))
