@@ -10,7 +10,7 @@ to the nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from patchkit.foreign import read_count
@@ -42,12 +42,10 @@ _STEPS = (
 _RUNNING = "num_requests_running"
 _GAUGES = ("kv_cache_usage_perc", _RUNNING)
 _WAITING = "num_requests_waiting"
-_COUNT = re.compile(
-    rf"^vllm:({'|'.join((*_STEPS, *_GAUGES, _WAITING))})(?:\{{.*\}})? (\S+)$",
-    re.MULTILINE,
-)
 # Only one part of the pattern has no fixed length: with two, a hostile line would take hours.
-_SLEEP_STATE = re.compile(r"^vllm:engine_sleep_state\{(.*)\} (\S+)$", re.MULTILINE)
+_SERIES = re.compile(
+    r"^([A-Za-z_:][\w:]*)(?:\{(.{,65536})\})? (\S{1,40})(?: \d{1,20})?$", re.MULTILINE
+)
 _AWAKE = 'sleep_state="awake"'
 _NO = {"0", "0.0"}
 
@@ -203,20 +201,30 @@ def is_question_refused(status: int) -> bool:
     return status not in (0, 200) and status < _SERVER_ERRORS
 
 
+def read_series(text: str) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Return the labels and the value of each series in a text of /metrics, by name.
+
+    Overlong lines are left out.
+    """
+    series: dict[str, list[tuple[str, str]]] = {}
+    for name, labels, value in _SERIES.findall(text):
+        series.setdefault(name, []).append((labels, value))
+    return series
+
+
 def read_counters(text: str) -> Counters:
     """Return the counters in a text of /metrics; a name with an odd value has no sum."""
-    sums: dict[str, float] = {}
+    series = read_series(text)
+    sums = {}
     odd = set()
-    for name, value in _COUNT.findall(text):
-        try:
-            sums[name] = sums.get(name, 0.0) + read_count(value)
-        except ValueError:
-            odd.add(name)
+    for name in (*_STEPS, *_GAUGES, _WAITING):
+        if rows := series.get(f"vllm:{name}"):
+            try:
+                sums[name] = sum(read_count(value) for _labels, value in rows)
+            except ValueError:
+                odd.add(name)
 
-    for name in odd:
-        sums.pop(name, None)
-
-    sleep_states = _SLEEP_STATE.findall(text)
+    sleep_states = series.get("vllm:engine_sleep_state", ())
     awake = {value for labels, value in sleep_states if _AWAKE in labels}
 
     requests = None

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from patchkit.cluster.agent.judge import (
     is_question_refused,
     judge,
     read_counters,
+    read_series,
 )
 from patchkit.cluster.agent.node_state import read_settings
 from patchkit.errors import HostError, PatchkitError, UsageError
@@ -45,11 +45,6 @@ _FEW = 16  # tokens: the first ones of some models are special tokens without te
 _MODELS = 64  # names: further models of a server are left out
 _PATIENCE = 120.0  # seconds for a server that nothing watches: the default of `frozen`
 _UNASKED = ServerLife(DOUBT, "it was not asked")
-
-
-_LINE = re.compile(
-    r"^([A-Za-z_:][\w:]*)(?:\{(.{,65536})\})? (\S{1,40})(?: \d{1,20})?$", re.MULTILINE
-)
 
 
 @frozen
@@ -73,31 +68,20 @@ def wanted_metrics() -> tuple[WantedMetric, ...]:
 
 
 def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
-    """Return the wanted figures by id. A figure that the text of /metrics lacks is left out."""
-    series = _read_series(text)
+    """Return the wanted figures by id, without those that the text of /metrics lacks or spoils."""
+    series = read_series(text)
     figures: dict[str, float] = {}
     for metric in wanted:
-        rows = next(filter(None, map(series.get, metric.names)), [])
-        values = [value for labels, value in rows if metric.where in labels]
-        if values:
-            figures[metric.id] = max(values) if metric.fold == "max" else sum(values)
-        elif rows:
-            # A counter has no series for a label before the first such event.
-            figures[metric.id] = 0.0
-    return figures
-
-
-def _read_series(text: str) -> dict[str, list[tuple[str, float]]]:
-    """Return the labels and the value of each series, by name.
-
-    Left out are series with a value that is negative or not finite, and overlong lines.
-    """
-    series: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
-    for name, labels, value in _LINE.findall(text):
+        rows = next(filter(None, map(series.get, metric.names)), ())
+        fold = max if metric.fold == "max" else sum
         with contextlib.suppress(ValueError):
-            row = (labels, read_count(value))
-            series[name].append(row)
-    return series
+            values = [
+                read_count(value) for labels, value in rows if metric.where in labels
+            ]
+            if rows:
+                # A counter has no series for a label before the first such event.
+                figures[metric.id] = fold(values or [0.0])
+    return figures
 
 
 @frozen
