@@ -5,7 +5,7 @@ All rooms use these types. The texts of the doctor's findings are data, in recip
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
@@ -99,6 +99,9 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
     counted = levels or (Level.ERROR,)
     codes = [finding.kind.exit_code for finding in findings if finding.level in counted]
     return max(codes, default=0)
+
+
+Findings = Iterator[Finding]
 
 
 @frozen

@@ -7,7 +7,7 @@ through this interface are "not checked".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
@@ -25,11 +25,7 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.unit_findings import unit_findings
 from patchkit.errors import HostError
-from patchkit.finding import (
-    Finding,
-    Level,
-    finding_texts,
-)
+from patchkit.finding import Finding, Findings, Level, finding_texts
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.host import Host
@@ -97,7 +93,7 @@ def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
     return findings
 
 
-def _host_findings(host: Host, *, has_peers: bool) -> Iterator[Finding]:
+def _host_findings(host: Host, *, has_peers: bool) -> Findings:
     """Yield the remarks about a host, then findings about its network that no remark repeats."""
     remarks = list(advice.find_remarks(host))
     yield from remarks
@@ -113,7 +109,7 @@ def _host_findings(host: Host, *, has_peers: bool) -> Iterator[Finding]:
 def _uncovered(
     of_machines: Sequence[Finding],
     findings: Sequence[Finding],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings of machines, except those that a more exact finding replaces.
 
     A fault replaces a finding about the same node if its text in peers.toml ``covers`` that.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from urllib.parse import urlsplit
 
@@ -30,7 +30,7 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.node.topology import check_ipv4, choose_attachment
@@ -180,7 +180,7 @@ def _server_findings(
     answers: ServerAnswers,
     *,
     is_named: bool,
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings of a server; silence at a port that a user named is an error."""
     units = head.state.units if head.state else ()
     for finding in server_findings(head.node, answers, units):
@@ -202,7 +202,7 @@ def _judge_journals(
     cluster: Cluster,
     reports: Sequence[NodeReport],
     lines: list[tuple[str, JournalLine]],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings about the journals of the ranks, and append the journals to ``lines``.
 
     A node that did not answer, or where nothing was started, is a finding.
@@ -244,7 +244,7 @@ def _judge_lines(
     lines: Sequence[tuple[str, JournalLine]],
     reports: Sequence[NodeReport],
     facts: Situation,
-) -> Iterator[Finding]:
+) -> Findings:
     log, writers = read_journals(lines, facts)
 
     quiet_nodes = dict.fromkeys(report.node for report in reports)
@@ -265,7 +265,7 @@ def _judge_lines(
 def _judge_nccl(
     reports: Sequence[NodeReport],
     lines: Sequence[tuple[str, JournalLine]],
-) -> Iterator[Finding]:
+) -> Findings:
     for report in reports:
         texts = (line.text for node, line in lines if node == report.node)
         variables = report.env.variables if report.env else {}

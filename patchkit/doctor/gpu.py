@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import (
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -29,7 +28,7 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import HostError, PatchkitError
-from patchkit.finding import Finding
+from patchkit.finding import Findings
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
 
@@ -113,7 +112,7 @@ def run_all_reduce(
     return results
 
 
-def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
+def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Findings:
     """Yield the findings of a node's steps: OK only for a step that ran with a right result."""
     for step in steps:
         yield from _trouble(node, step.step, step)
@@ -131,7 +130,7 @@ def _trouble(
     about: str,
     step: GpuStep,
     **fields: object,
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield why a step was not run, or its known causes and then that it failed.
 
     Yield nothing for a step that is ok.
@@ -155,7 +154,7 @@ def _trouble(
 def all_reduce_findings(
     nodes: Sequence[GpuNode],
     ranks: Sequence[GpuStep],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings of an all-reduce: failures of ranks, else the speed and NCCL's network."""
     names = ", ".join(node.node for node in nodes)
     for node, rank in zip(nodes, ranks, strict=True):
@@ -242,7 +241,7 @@ def find_gap(
     return ""
 
 
-def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
+def try_gpus(reports: Sequence[NodeReport]) -> Findings:
     """Run the smoke test on all nodes at the same time, then one over all nodes together.
 
     Yield the findings. The test takes minutes and some memory of the GPU. A node that does not
@@ -282,7 +281,7 @@ def _try_together(
     reports: Sequence[NodeReport],
     nodes: Sequence[GpuNode],
     obstacle: str,
-) -> Iterator[Finding]:
+) -> Findings:
     try:
         if obstacle:
             raise HostError(obstacle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom
@@ -18,7 +17,7 @@ from patchkit.doctor.peers.node_report import (
 )
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
-from patchkit.finding import Finding, Level
+from patchkit.finding import Findings, Level
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Memory
@@ -63,7 +62,7 @@ def disk_trouble(disk: DiskRoom) -> str:
     return ""
 
 
-def machine_findings(node: NodeReport) -> Iterator[Finding]:
+def machine_findings(node: NodeReport) -> Findings:
     """Yield the findings of all checks of one machine: faults, OK, and what was not checked."""
     for part in ("facts", "health"):
         if getattr(node, part) is None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import (
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import dataclass, field
 
 from patchkit.doctor.peers.node_report import make_finding
-from patchkit.finding import Finding
+from patchkit.finding import Findings
 from patchkit.records import RECIPES, read_toml
 
 _COMPARED = (
@@ -127,7 +126,7 @@ def nccl_findings(
     where: str,
     ranks: Sequence[NcclRank],
     variables: Mapping[str, str],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings about the network of a node's ranks.
 
     ``variables`` are those of the node's env file. For each rank, values of variables that
@@ -149,7 +148,7 @@ def _judge_rank(
     where: str,
     rank: NcclRank,
     variables: Mapping[str, str],
-) -> Iterator[Finding]:
+) -> Findings:
     common = {"rank": rank, "used": rank.interfaces or "what it hides"}
     changed = False
     for name in _COMPARED:

@@ -9,7 +9,7 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.openai.server_answers import ServerAnswers
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.peers.node_report import make_finding
-from patchkit.finding import Finding
+from patchkit.finding import Findings
 from patchkit.http_exchange import PathAnswer
 
 _FULL = 0.95  # part of the KV cache in use that leaves no room for another long request
@@ -27,7 +27,7 @@ def server_findings(
     node: str,
     answers: ServerAnswers,
     units: Sequence[UnitState] = (),
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings of a server on a node; ``units`` are the systemd units of its cluster."""
     logs = "look into its log: patchkit doctor --log FILE"
     status = ssh_command(node, "ss", "-ltn")

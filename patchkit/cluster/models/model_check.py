@@ -34,7 +34,7 @@ from patchkit.cluster.models.model_files import (
 )
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
@@ -205,7 +205,7 @@ def _check_files(
     recorded: Mapping[str, ModelFile],
     sizes: Mapping[str, int],
     wrong: Collection[str],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each file that is missing, cut off, or without a known hash."""
     if sizes.keys().isdisjoint(CONFIGS):
         yield Finding(
@@ -238,7 +238,7 @@ def _check_headers(
     folder: Path,
     names: Iterable[str],
     sizes: Mapping[str, int],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each file of safetensors whose header tells another size."""
     for name in filter(is_safetensors, names):
         problem = _header_problem(folder / name, sizes[name])
@@ -255,7 +255,7 @@ def _check_sizes(
     recorded: Mapping[str, ModelFile],
     sizes: Mapping[str, int],
     wrong: Collection[str],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each file whose size is not that of the record, or that is missing.
 
     The record, an index or the name of another shard implies which files have to be there.

@@ -19,7 +19,7 @@ from patchkit.cluster.net.addressing import (
     select_cages,
 )
 from patchkit.errors import HostError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import positional
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
@@ -101,7 +101,7 @@ def _find_used(cages: Cages) -> Cages:
     }
 
 
-def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
+def plan_remarks(host: Host, plan: NetPlan) -> Findings:
     """Yield remarks about a plan and the addresses that it keeps, possible failures first."""
     changed = {f"cage {line.cage}" for line in plan.changes}
     names = {line.netdev for line in plan.lines}
@@ -126,7 +126,7 @@ def _note_small_mtu(name: str, mtu: int) -> Finding:
     return judge_check(False, name, "small MTU", f"{mtu}; {_JUMBO}", "MTU", plan=_PLAN)
 
 
-def host_checks(host: Host, cages: Cages) -> Iterator[Finding]:
+def host_checks(host: Host, cages: Cages) -> Findings:
     """Yield the checks that need no peer, and the remarks about the machine and its cages."""
     halves = list_halves(cages)
     used = _find_used(cages)
@@ -165,7 +165,7 @@ def _machine_remarks(
     host: Host,
     verb: str,
     halves: Iterable[Netdev],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the remarks of hardware.toml about the machine and about the cages of ``halves``."""
     cages = [netdev.cage for netdev in halves]
     for remark in advice.find_remarks(host, verb, cages):
@@ -184,7 +184,7 @@ def _check_cage(
     host: Host,
     number: int | None,
     twins: Sequence[Netdev],
-) -> Iterator[Finding]:
+) -> Findings:
     for netdev in twins:
         rest = [twin for twin in twins if twin is not netdev]
         yield from _check_half(host, netdev, rest)
@@ -198,7 +198,7 @@ def _check_half(
     host: Host,
     netdev: Netdev,
     twins: Sequence[Netdev],
-) -> Iterator[Finding]:
+) -> Findings:
     is_unused = not netdev.carrier and not netdev.ipv4
     if is_unused and any(twin.carrier for twin in twins):
         return  # a remark says so if that costs bandwidth
@@ -288,7 +288,7 @@ class _SharedNetwork:
     peers: tuple[Netdev, ...]
 
 
-def pair_checks(host: Host, cages: Cages, peer: Host) -> Iterator[Finding]:
+def pair_checks(host: Host, cages: Cages, peer: Host) -> Findings:
     """Yield the checks that compare two hosts: networks, MTU, addresses, twins, ports."""
     ends = _with_masters(host, cages)
     peer_ends = find_cages(peer)
@@ -324,7 +324,7 @@ def _list_ips(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
     return {address.ip for netdev in netdevs for address in netdev.ipv4}
 
 
-def _check_ring(shared: Iterable[_SharedNetwork]) -> Iterator[Finding]:
+def _check_ring(shared: Iterable[_SharedNetwork]) -> Findings:
     """Check that a cable of a ring leads from port 0 of one node to port 1 of the other.
 
     If the two nodes share networks over several cables, nothing is yielded.
@@ -361,7 +361,7 @@ def _compare_ends(
     peer: Host,
     pair: _SharedNetwork,
     where: str,
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the checks that compare the interfaces of two hosts in one network."""
     netdev = pair.netdev
     end = pair.peers[0]
@@ -402,7 +402,7 @@ def verify_network(
     addresses: Sequence[IPv4Address],
     *,
     live: bool,
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield all checks of `net verify`.
 
     ``live`` says that ``host`` is this machine, so that packets can be sent. ``addresses`` are the
@@ -439,7 +439,7 @@ def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[
                 yield str(address.ip)
 
 
-def _check_way(halves: Sequence[Netdev], way: Way) -> Iterator[Finding]:
+def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     """Check the way to one address of a peer: network, route, and echoes small and of full MTU."""
     where = way.address
     pairs = [(half.name, network) for half in halves for network in half.networks]

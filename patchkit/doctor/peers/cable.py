@@ -20,7 +20,7 @@ from patchkit.doctor.peers.node_report import (
     require,
     unchecked,
 )
-from patchkit.finding import Finding
+from patchkit.finding import Finding, Findings
 from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host, Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
@@ -81,7 +81,7 @@ class CableEnd:
         return ""
 
 
-def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def cable_findings(nodes: Sequence[NodeReport]) -> Findings:
     """Yield the findings of each node's end of the cable, and of the ways between them."""
     ends = [_cable_end(node, nodes) for node in nodes]
     for end in ends:

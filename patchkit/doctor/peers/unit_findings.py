@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import (
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -19,7 +18,7 @@ from patchkit.doctor.peers.node_report import (
     check,
     require,
 )
-from patchkit.finding import Finding
+from patchkit.finding import Finding, Findings
 from patchkit.quoting import quoted
 
 _ON = (
@@ -96,7 +95,7 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
 def unit_findings(
     file: ClusterFile,
     nodes: Sequence[NodeReport],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield findings about files, units, ports that others have, and stopped or left processes."""
     models = [node.placed.model for node in nodes if node.placed]
     again = quoted("patchkit", "up", next(filter(None, models[:1]), "MODEL"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.agent.unit_journal import JournalLine
@@ -10,7 +10,7 @@ from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
 from patchkit.errors import HostError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Findings, Level
 from patchkit.runtime.rules.rule import Situation, describe_condition
 
 _SHOWN = 300  # characters of a text in a finding
@@ -22,7 +22,7 @@ def log_findings(
     log: ReadLog,
     where: str = "",
     nodes: Sequence[str] = (),
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings of a log.
 
     For a file, ``where`` is its name, and findings have numbers of lines. For journals, ``nodes``

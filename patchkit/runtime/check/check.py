@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from patchkit.finding import Finding
+from patchkit.finding import Finding, Findings
 from patchkit.runtime.check.content import (
     ENV,
     SHELL,
@@ -96,7 +96,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
     return False
 
 
-def _check_header(checked: CheckedText) -> Iterator[Finding]:
+def _check_header(checked: CheckedText) -> Findings:
     """Yield what is wrong with an env file that patchkit wrote; nothing for other files.
 
     There is a finding if the file was edited, if its first line has a malformed fact, or if it sets
@@ -134,7 +134,7 @@ def _is_set_by_rule(variable: Assignment) -> bool:
     return False
 
 
-def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
+def _check_line_syntax(checked: CheckedText) -> Findings:
     """Yield a finding for each kind of line that sh, systemd and docker read differently.
 
     The finding names the first such line of an env file or a script, and the number of others.
@@ -169,7 +169,7 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
             yield build_finding(finding_id, first, names=first.name + more)
 
 
-def _check_advice(checked: CheckedText) -> Iterator[Finding]:
+def _check_advice(checked: CheckedText) -> Findings:
     """Yield the known problems of the text's versions that its variables do not solve.
 
     A text without a role counts as a head's if it sets variables for traffic between nodes.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from patchkit.finding import Finding, Level
+from patchkit.finding import Findings, Level
 from patchkit.runtime.check.content import (
     RUNNING,
     SERVE,
@@ -62,7 +62,7 @@ _HAND_OVER = (
 )
 
 
-def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
+def check_server_flags(checked: CheckedText) -> Findings:
     """Yield flags and values that the release of vLLM refuses, or that rules discourage."""
     rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
@@ -124,7 +124,7 @@ def _is_taken(flag: GivenFlag, checked: CheckedText) -> bool:
 
 def _find_unknown(
     flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding about a flag that the release does not take, with what to do instead.
 
     Yield nothing for a flag in a variable that no release of vLLM has.
@@ -170,7 +170,7 @@ def _reason_against(flag: GivenFlag) -> str:
     return _UNRECOGNIZED
 
 
-def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[Finding]:
+def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
     """Yield a finding for each rule that discourages a flag with its value."""
     for rule in rules:
         # Reports about a contested rule disagree, so the owner of the file decides.
@@ -186,7 +186,7 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Iterator[F
 
 def _check_limits(
     flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each limit that a flag's value exceeds."""
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
 
@@ -210,7 +210,7 @@ def _check_limits(
 
 def _check_choice(
     flag: GivenFlag, server: CommandLine, checked: CheckedText
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding if the release does not take a flag's value.
 
     If the server loads a parser plugin, names of parsers are not checked.
@@ -239,7 +239,7 @@ def _check_choice(
     )
 
 
-def check_listeners(checked: CheckedText) -> Iterator[Finding]:
+def check_listeners(checked: CheckedText) -> Findings:
     """Yield servers without an API key, and dashboards, that listen on every interface."""
     # In a container, a server has to listen on every interface, so its published address counts. If
     # the file publishes a port at one address only, nothing is reported about servers.
@@ -269,7 +269,7 @@ def _has_key(command: CommandLine, content: FileContent) -> bool:
     return any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
 
 
-def check_secrets(checked: CheckedText) -> Iterator[Finding]:
+def check_secrets(checked: CheckedText) -> Findings:
     """Yield secrets in variables and flags of a file, and keys that are placeholders."""
     for variable in checked.content.variables:
         if is_secret(variable.name) and variable.is_literal:
@@ -280,7 +280,7 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
             yield from _check_flag(flag)
 
 
-def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Finding]:
+def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
     if _is_placeholder_key(variable.value):
         if not variable.is_private:
             yield build_finding("placeholder-key", variable)
@@ -312,7 +312,7 @@ def _check_variable(variable: Assignment, checked: CheckedText) -> Iterator[Find
     )
 
 
-def _check_flag(flag: GivenFlag) -> Iterator[Finding]:
+def _check_flag(flag: GivenFlag) -> Findings:
     if _is_placeholder_key(flag.value):
         yield build_finding("placeholder-key", flag)
     elif _may_be_secret(flag.value):
@@ -320,7 +320,7 @@ def _check_flag(flag: GivenFlag) -> Iterator[Finding]:
         yield build_finding("secret-on-command-line", flag, variable=variable)
 
 
-def check_defaults(checked: CheckedText) -> Iterator[Finding]:
+def check_defaults(checked: CheckedText) -> Findings:
     """Yield secrets that are defaults of variables, as ``value`` in ``${NAME:-value}``."""
     for number, line in enumerate(checked.text.split("\n"), 1):
         for match in _DEFAULT.finditer(line):

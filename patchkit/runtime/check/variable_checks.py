@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import positional
 from patchkit.runtime.check.content import (
     DOCKERFILE,
@@ -64,7 +64,7 @@ class _Reader:
     source: str
 
 
-def check_names(checked: CheckedText) -> Iterator[Finding]:
+def check_names(checked: CheckedText) -> Findings:
     """Yield variables that rules advise against, and variables that no program reads."""
     avoids = select_entries(load_variable_rules().avoids, checked.situation)
     readers = _make_readers(checked)
@@ -112,7 +112,7 @@ def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
 
 def _check_reader(
     variable: Assignment, reader: _Reader, checked: CheckedText, *, is_used: bool
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding if the reader does not have a variable, with what to write instead."""
     name = variable.name
     if reader.version and name in reader.names:
@@ -190,7 +190,7 @@ def _can_have_value(name: str, variable: Assignment, role: str) -> bool:
     return not any(find_value_problems(name, variable.value, role))
 
 
-def check_values(checked: CheckedText) -> Iterator[Finding]:
+def check_values(checked: CheckedText) -> Findings:
     """Yield a finding for each literal value that its variable cannot have."""
     taken_by_name = vllm_values(checked.vllm)
 
@@ -213,7 +213,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
 
 def _check_taken(
     variable: Assignment, allowed: AllowedValues, checked: CheckedText
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding if vLLM does not start with the value of a variable."""
     value = variable.value
     is_open = bool(value) and not variable.is_given
@@ -240,7 +240,7 @@ def _check_taken(
     )
 
 
-def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
+def check_placeholders(checked: CheckedText) -> Findings:
     """Yield variables and flags that a launch reads and whose values are placeholders."""
     for variable in checked.content.literals:
         is_open = is_placeholder(variable.name, variable.value)
@@ -259,7 +259,7 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
                 yield build_finding("placeholder", flag, is_error=True)
 
 
-def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
+def check_contradictions(checked: CheckedText) -> Findings:
     """Yield variables of one block that contradict each other.
 
     Variables of different blocks, as two services or commands, do not contradict each other.
@@ -280,7 +280,7 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
         yield from _check_rdma(last_by_name, checked)
 
 
-def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
+def _find_set_twice(together: Sequence[Assignment]) -> Findings:
     first_by_name: dict[str, Assignment] = {}
 
     for variable in together:
@@ -293,7 +293,7 @@ def _find_set_twice(together: Sequence[Assignment]) -> Iterator[Finding]:
 
 def _check_rdma(
     last_by_name: Mapping[str, Assignment], checked: CheckedText
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield settings of RDMA without effect if RDMA is off, else a finding about half a cage."""
     switch = last_by_name.get("NCCL_IB_DISABLE")
     hca = last_by_name.get("NCCL_IB_HCA")
@@ -308,7 +308,7 @@ def _check_rdma(
         yield from find_half_cages(hca, checked.host)
 
 
-def check_host(checked: CheckedText) -> Iterator[Finding]:
+def check_host(checked: CheckedText) -> Findings:
     """Yield addresses and devices in a text that its host lacks or that are down.
 
     If a file sets a variable several times, one value without a problem is enough.
@@ -330,7 +330,7 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
             yield from chain.from_iterable(problems_by_value)
 
 
-def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
+def _check_own_address(variable: Assignment, host: Host) -> Findings:
     is_own_address = variable.name in _NAMES["own_address"]
     if not is_own_address or variable.value.startswith("127."):
         return
@@ -346,7 +346,7 @@ def _check_own_address(variable: Assignment, host: Host) -> Iterator[Finding]:
         )
 
 
-def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
+def _check_device_list(variable: Assignment, host: Host) -> Findings:
     """Yield the interfaces and RDMA devices in a list that the host lacks or that are down."""
     if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
         return
@@ -365,7 +365,7 @@ def _check_device_list(variable: Assignment, host: Host) -> Iterator[Finding]:
 
 def _check_device(
     device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding if the host lacks a device, or if all devices that the name means are down.
 
     ``states`` maps the name of each device of that kind to whether it is up.
@@ -399,7 +399,7 @@ def _find_matching(
     return {device: states[device]} if device in states else {}
 
 
-def find_half_cages(hca: Assignment, host: Host | None) -> Iterator[Finding]:
+def find_half_cages(hca: Assignment, host: Host | None) -> Findings:
     """Yield a finding if NCCL_IB_HCA names only one of the two RDMA devices of a QSFP cage.
 
     The second one is looked up on the host. If the host is unknown or lacks the first one, the
