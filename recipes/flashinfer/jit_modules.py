@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -55,6 +56,8 @@ def main() -> None:
         help="CUDA to compile for, without torch; the same link order anywhere",
     )
     options = parser.parse_args()
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, _end_compilers)
     calls = json.load(sys.stdin)
 
     # ninja lies beside the Python that has FlashInfer.
@@ -78,6 +81,12 @@ def main() -> None:
         if jobs:
             os.environ["MAX_JOBS"] = str(jobs)
         _build(core, specs, at_once=bool(options.cuda))
+
+
+def _end_compilers(*_signal: object) -> None:
+    """End ninja, which ends its compilers and removes what they have not finished."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.killpg(0, signal.SIGINT)
 
 
 def _build(core: Any, specs: list[Any], *, at_once: bool) -> None:

@@ -79,7 +79,7 @@ _TAKEN = "the server's port is taken"
 _SPREAD_SECONDS = 60.0
 _RSYNC = ("rsync", "-a", "--ignore-existing", "--stats", "--files-from=-", "--from0")
 _SPREAD_BYTES = 4 << 30  # the most that workers are given
-_SETTLED = 30.0  # seconds since a file's last change, after which it is whole
+_SETTLED = "30"  # seconds, while servers may still write
 # Compiled code that any rank finds by the file's name. Code of one rank alone, and code on which
 # ranks must agree, stays.
 _SPREADS = re.compile(
@@ -187,14 +187,15 @@ def ray(settings: Settings) -> None:
         time.sleep(0.5)
 
 
-def spread(settings: Settings) -> None:
+def spread(settings: Settings, settled: str = _SETTLED) -> None:
     """Copy the head's compiled code to workers that lack it; files that are there stay.
 
-    Ends with 0 if the code is larger than ``_SPREAD_BYTES``. A copy that fails is only said.
+    ``settled`` are the seconds since a file's last change after which it is whole. Ends with 0 if
+    the code is larger than ``_SPREAD_BYTES``. A copy that fails is only said.
     """
     began = time.monotonic()
     cache = Path.home() / settings["caches"]
-    sizes = _find_compiled_code(cache)
+    sizes = _find_compiled_code(cache, float(settled))
     size = sum(sizes.values())
     if size > _SPREAD_BYTES:
         leave(0, f"{cache} has {size >> 20} MiB: too much to give to workers")
@@ -210,7 +211,7 @@ def spread(settings: Settings) -> None:
         say(f"{worker['node']}: {outcome}")
 
 
-def _find_compiled_code(cache: Path) -> dict[str, int]:
+def _find_compiled_code(cache: Path, settled: float) -> dict[str, int]:
     """Return the bytes of each file that workers can use, by its path in the cache."""
     sizes = {}
     # os.walk does not follow links to folders.
@@ -220,7 +221,7 @@ def _find_compiled_code(cache: Path) -> dict[str, int]:
             name = str(path.relative_to(cache))
             with suppress(OSError):  # it is gone
                 status = path.lstat()
-                is_whole = time.time() - status.st_mtime > _SETTLED
+                is_whole = time.time() - status.st_mtime > settled
                 if stat.S_ISREG(status.st_mode) and is_whole and _SPREADS.match(name):
                     sizes[name] = status.st_size
     return sizes

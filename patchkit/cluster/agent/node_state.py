@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.health import GpuState, gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
@@ -24,12 +26,14 @@ from patchkit.cluster.agent.processes import (
 from patchkit.cluster.agent.unit_journal import read_journal
 from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_states
 from patchkit.errors import HostError
+from patchkit.follow import Follow
 from patchkit.foreign import read_json
 from patchkit.frozen import frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
 from patchkit.runtime.host.probe import read_memory
+from patchkit.units import KIB_PER_GIB
 
 NAME = re.compile("[a-z][a-z0-9-]*")
 LABEL = "patchkit.cluster"
@@ -37,6 +41,9 @@ LABEL = "patchkit.cluster"
 
 _PATIENCE = 200.0  # seconds in which systemd stops a unit, or else kills it
 _SETTLES = 10.0  # seconds in which the driver gives back a process's memory
+_STEP = re.compile(r"\[(\d+)/(\d+)\] ")  # of ninja
+_LEFT_GIB = 8  # for all but compilers: the GPU of a GB10 takes its memory from the same
+_LINES = 200  # that are sent of a failure
 # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
 
@@ -262,6 +269,51 @@ def begin_group(name: str) -> str:
     run_for_user("systemctl", "enable", "--quiet", unit, check=True)
     run_for_user("systemctl", "restart", "--no-block", unit, check=True)
     return now
+
+
+def compile_modules(
+    name: str,
+    python: str,
+    script: str,
+    calls: list[dict[str, Any]],
+    variables: Mapping[str, str],
+) -> Generator[tuple[int, int], None, tuple[bool, list[str]]]:
+    """Let ``python`` run ``script``, which compiles modules of FlashInfer: ``calls`` is its input.
+
+    Yields how many of ninja's steps are done, and all. As many compilers run at once as memory
+    holds. Ended early, it goes on the next time. Returns whether all is compiled, with what the
+    workers of the cluster ``name`` got, or else with what ninja and the script said.
+    """
+    memory = read_memory(Reader(LIVE))
+    free_gib = memory.available / KIB_PER_GIB - _LEFT_GIB if memory else 0
+    cores = len(os.sched_getaffinity(0))
+    for call in calls:
+        call["jobs"] = max(1, min(cores, int(free_gib / call["gib"])))
+
+    lines = []
+    with Follow(
+        python,
+        "-c",
+        script,
+        "--build",
+        env={**os.environ, **variables},
+        cwd=Path("/"),
+        given=[json.dumps(calls).encode()],
+    ) as running:
+        for line in running:
+            if step := _STEP.match(line):
+                yield int(step[1]), int(step[2])
+            else:
+                lines.append(line)
+
+    done = running.done
+    if done.trouble:
+        lines += (done.errors or done.trouble).splitlines()
+        return False, lines[-_LINES:]
+
+    group = config_folder(name) / "group.py"
+    copied = attempt("/usr/bin/python3", ALONE, group, "spread", "0", timeout=90)
+    return True, copied.output.splitlines()
 
 
 def end_start(name: str, start: str) -> str:

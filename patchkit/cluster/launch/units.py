@@ -172,13 +172,12 @@ class GroupUnits:
     ) -> dict[str, object]:
         """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
-        modules = rank.command.modules if rank.command else ()
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
-            "modules": " ".join(module.name for module in modules),
+            "modules": " ".join(module.name for module in rank.modules),
             "files": {name: digest(content) for name, content in files.items()},
         }
 
@@ -284,6 +283,13 @@ class GroupUnits:
             for name, value in variables.items()
             if not (overwrites and name.startswith("VLLM_"))
         )
+
+    def variables(self, rank: PlannedRank) -> dict[str, str]:
+        """Return the variables of a rank in its environment, as its unit and its file set them."""
+        venv = f"{rank.facts.venv}/bin"
+        caches = cache_variables(f"{rank.facts.home}/{CACHES}", rank.env.node.vllm)
+        settings = {setting.name: setting.value for setting in rank.env.settings}
+        return {"PATH": f"{venv}:{PROGRAMS}", **caches, **settings}
 
     def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
         """Return the values that a container changes; with ``ray`` those for Ray's head."""

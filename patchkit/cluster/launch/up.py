@@ -22,6 +22,8 @@ from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import positional
 from patchkit.quoting import quoted
+from patchkit.runtime.serve.command_notes import first_start_notes, missing_calls
+from patchkit.runtime.serve.compiled_modules import SCRIPT
 
 _PAUSE = 2.0  # seconds between two questions to a server that is busy
 _LOADING = ("activating", "deactivating", "reloading")
@@ -181,7 +183,61 @@ def _start_group(
         check_stopped(cluster, stop_group(cluster, disable=False))
 
     committed("the files of this start are on the nodes")
-    return _begin_with(cluster, plan.files, f"{plan.units.model.name} is started")
+    cluster.put_files(plan.files)
+    _compile_first(cluster, plan, watcher)
+    return _begin(cluster, f"{plan.units.model.name} is started")
+
+
+def _compile_first(
+    cluster: Cluster,
+    plan: GroupPlan,
+    watcher: StartWatcher,
+) -> None:
+    """Compile what a first start lacks while no weights are in memory; a failure is only noted."""
+    rank = plan.units.ranks[0]
+    node = rank.env.node
+    for text in first_start_notes(node, rank.modules):
+        watcher.note(text)
+
+    calls = missing_calls(node, rank.modules)
+    if not calls:
+        return
+    if rank.facts.image:
+        watcher.note("in an image that is compiled beside the weights, not before them")
+        return
+
+    unit = plan.states[0].units[0]
+    began = time.monotonic()
+
+    def update(done: int, total: int) -> None:
+        tenths = done * 10 // total
+        text = f"compiling before the weights are loaded: {tenths}0 % of {total} steps"
+        busy = replace(unit, sub="busy", text=text)
+        watcher.tell(busy, time.monotonic() - began)
+
+    head = cluster.head
+    is_done, lines = head.follow(
+        tuple[bool, list[str]],
+        update,
+        node_state.compile_modules,
+        name=cluster.name,
+        python=f"{rank.facts.venv}/bin/python",
+        script=SCRIPT.read_text(encoding="utf-8"),
+        calls=calls,
+        variables=plan.units.variables(rank),
+    )
+    if is_done:
+        for text in lines:
+            watcher.note(text)
+        return
+
+    journal = [
+        (head.destination, JournalLine(time=0, unit=unit.unit, text=line))
+        for line in lines
+    ]
+    error = watcher.explain(journal, "the start compiles it beside the weights")
+    watcher.note(f"not compiled before the start: {error.what}")
+    watcher.note(f"{error.why}; next: {error.hint}")
 
 
 def _watch_again(
@@ -200,16 +256,11 @@ def _watch_again(
         watcher.note(f"{cluster.head.destination}: {text}")
 
 
-def _begin_with(
-    cluster: Cluster,
-    files: Sequence[dict[str, str]],
-    begun: str,
-) -> str:
-    """Write the files of all nodes and start the group; return the time for the head's journal.
+def _begin(cluster: Cluster, begun: str) -> str:
+    """Start the group; return the time for the head's journal.
 
     ``begun`` says to somebody who interrupts later what was started.
     """
-    cluster.put_files(files)
     since = cluster.head.call(str, node_state.begin_group, name=cluster.name)
     committed(f"{begun}, and goes on loading")
     return since
@@ -284,7 +335,8 @@ def _begin_again(cluster: Cluster, former: str, files: Sequence[dict[str, str]])
     try:
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
-            return _begin_with(cluster, files, f"{former} is started again")
+            cluster.put_files(files)
+            return _begin(cluster, f"{former} is started again")
     except PatchkitError as error:
         end = "was stopped, and cannot be started again"
         error.what = f"{former} {end}: {error.what}"

@@ -184,6 +184,7 @@ class FlashInfer:
     ``cache`` is a pattern for modules that were compiled here, below FLASHINFER_WORKSPACE_BASE.
     """
 
+    version: str
     modules: tuple[str, ...]
     cache: str
     facts: Mapping[str, str]

@@ -181,6 +181,7 @@ def find_flashinfer(
     folder = "_".join(sorted(archs.replace(".", "").split())) or "*"
     runner = read_lines(homes[_FLASHINFER].with_name("flashinfer") / "jit/cpp_ext.py")
     return FlashInfer(
+        version=version,
         modules=tuple(modules),
         cache=f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so",
         facts={

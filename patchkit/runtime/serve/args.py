@@ -104,7 +104,6 @@ class ServeCommand:
         return (
             *filter(None, [self.request.memory.note]),
             *speed_notes(self.request, flags),
-            *first_start_notes(self.request.node, self.modules),
         )
 
 

@@ -20,7 +20,7 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, Values, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
-from patchkit.runtime.serve.compiled_modules import MODULES, Module
+from patchkit.runtime.serve.compiled_modules import MODULES, Call, Module
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import Fit, ServeRequest
 from patchkit.target import targets
@@ -149,6 +149,20 @@ def lacking_modules(node: Node, modules: Iterable[Module]) -> list[Module]:
     """Return the modules that are not compiled, as far as the node's FlashInfer is known."""
     kernels = node.kernels
     return [row for row in modules if not (kernels and kernels.has(row.name))]
+
+
+def missing_calls(node: Node, modules: Iterable[Module]) -> list[Call]:
+    """Return calls of FlashInfer's generators for what is not compiled, as far as that is known.
+
+    Modules that depend on the sizes of attention heads are left to the start.
+    """
+    if node.kernels is None:
+        return []
+
+    names = {name for row in lacking_modules(node, modules) for name in row.generators}
+    major = targets()[node.target].capability[0]
+    calls = MODULES.calls(node.kernels.version, major, names)
+    return [call for call in calls if "head_dim" not in str(call.arguments)]
 
 
 def kernel_notes(kernels: FlashInfer, vllm: str) -> Iterator[str]:

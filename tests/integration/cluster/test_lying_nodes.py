@@ -28,10 +28,11 @@ from patchkit.cluster.launch.up import StartWatcher, bring_up, wait_until_answer
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
+from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.http_exchange import PathAnswer
 from patchkit.quoting import visible
-from patchkit.runtime.host.host import Memory
+from patchkit.runtime.host.host import FlashInfer, Memory
 from support import clusters, write_files
 from support.clusters import (
     MODEL,
@@ -488,7 +489,68 @@ def test_up_of_the_same_files_starts_what_does_not_run(
     assert since == ("@1.0" if starts else "")
     assert [given["unit"] for _node, given in nodes.asked("begin_unit")] == begun
     words = f"was {guard}, and is started again"
-    assert notes == [f"spark-1: {name} {words}" for name in begun]
+    assert notes[:1] == [f"spark-1: {name} {words}" for name in begun] or starts
+    told = ["FlashInfer compiles at the first start"] * starts
+    assert [note[:38] for note in notes if "compiles" in note] == told
+
+
+KERNELS = FlashInfer(version="0.6.13", modules=("rope",), cache="", facts={"nvcc": "n"})
+STEPS = ["20 % of 4 steps", "00 % of 40 steps", "70 % of 40 steps"]
+FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build failed."]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "answer", "told", "said"),
+    [
+        (KERNELS, value([True, ["spark-2: 9 files"]]), STEPS, "spark-2: 9"),
+        (KERNELS, value([False, FAILED]), STEPS, "137 is signal 9"),
+        (replace(KERNELS, modules=("sampling",)), None, [], ""),
+        (None, None, [], "if an earlier one did not: sampling"),
+    ],
+    ids=["compiled", "failed", "nothing to do", "unknown"],
+)
+def test_up_compiles_before_the_server_starts(
+    nodes, tmp_path, kernels, answer, told, said
+):
+    facts = node_facts(tmp_path)
+    software = replace(facts.host.software, flashinfer=kernels)
+    facts = replace(facts, host=replace(facts.host, software=software))
+    done = ([1, 4], [2, 40], [30, 40])
+    steps = "".join(f"{MARK}{json.dumps({'part': step})}\n" for step in done)
+    answers = {
+        "hold_alone": HELD,
+        "look_at_node": (value(asdict(facts)), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": state("inactive", "dead", others=("-ray", "-alive")),
+        "put_files": (value(None), "end"),
+        "compile_modules": (steps + (answer or ""), "end"),
+        "begin_group": (value("@1.0"), "end"),
+    }
+    nodes.lie({"spark-1": answers})
+
+    lines, notes = [], []
+    watcher = StartWatcher(
+        lambda unit, _seconds: lines.append(unit.text),
+        explain_failed_start,
+        notes.append,
+    )
+    bring_up(cluster("spark-1"), MODEL, watcher)
+
+    assert [line.partition(": ")[2] for line in lines] == told
+    assert said in "\n".join(notes)
+    assert len(notes) <= 3
+    if not told:
+        assert nodes.asked("compile_modules") == []
+        return
+
+    ((_node, given),) = nodes.asked("compile_modules")
+    assert given["python"] == "/home/spark/.local/share/patchkit/venv/bin/python"
+    assert [call["gib"] for call in given["calls"]] == [1.5]
+    assert given["variables"]["MAX_JOBS"] == "4"
+    folder = "/home/spark/.local/state/patchkit/vllm-0.25.1/flashinfer"
+    assert given["variables"]["FLASHINFER_WORKSPACE_BASE"] == folder
+    order = ["put_files", "compile_modules", "begin_group"]
+    assert [name for _node, name, _given in nodes.calls() if name in order] == order
 
 
 @pytest.mark.parametrize(

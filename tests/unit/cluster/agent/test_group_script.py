@@ -61,6 +61,10 @@ def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(
     }
     assert texts == {**given, **own}
 
+    settings["workers"]["1"]["ssh"] = ["./ssh", "--", "spark@spark-2"]
+    spread(settings, "0")  # no server writes now
+    assert "1 files" in capsys.readouterr().out
+
 
 # Stands for systemctl: the head's unit serves, and what is asked for is kept.
 SYSTEMCTL = '#!/bin/sh\necho "$@" >> asked\n[ "$2" != show ] || echo active\n'
