@@ -139,7 +139,7 @@ def read_dynamic(path: Path) -> Dynamic:
     Raises SourceError for another or a damaged file, OSError if it cannot be read.
     """
     with path.open("rb") as stream:
-        image = Image(stream, str(path))
+        image = ElfImage(stream, str(path))
         image.check(image.is_loadable, "it is neither a program nor a shared library")
         return Dynamic(**image.dynamic_fields())
 
@@ -150,7 +150,7 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
     Of an object file, most fields are empty. Raises SourceError if it is not ELF or damaged,
     OSError if it cannot be read.
     """
-    image = Image(stream, name)
+    image = ElfImage(stream, name)
     sections = tuple(image.sections())
     versions = {
         library: tuple(sorted(names, key=by_version))
@@ -165,7 +165,7 @@ def exports(path: Path, symbol: str) -> bool:
     Raises SourceError if the file is not ELF or damaged, OSError if it cannot be read.
     """
     with path.open("rb") as stream:
-        image = Image(stream, str(path))
+        image = ElfImage(stream, str(path))
         sections = {section.name: section for section in image.sections()}
         names = sections.get(".dynstr")
         table = sections.get(".dynsym")
@@ -207,7 +207,7 @@ def damaged(name: str, what: str) -> SourceError:
     )
 
 
-class Image:
+class ElfImage:
     """An open ELF file, read by offsets in it or by addresses in memory.
 
     The program headers say at which address each part of the file is loaded.

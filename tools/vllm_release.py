@@ -25,12 +25,12 @@ from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe, load_support
 from patchkit.recipes.vllm.build import known_externals, recorded_needs
 from patchkit.recipes.vllm.external import External, externals
-from patchkit.recipes.vllm.libraries import library_table
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import read_table
 from patchkit.source.detect import detect
 from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree
+from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
 from tools import run_program
 from tools.build_requirements import lock
@@ -310,7 +310,9 @@ def _mentions(name: str, before: str) -> Iterator[Decision]:
 def _libraries(version: str) -> Iterator[Decision]:
     """Yield libraries of the wheels that are not as libraries.toml has them."""
     expected = {
-        each.file for each in library_table().library if each.covers(Version(version))
+        each.file
+        for each in library_table("vllm").library
+        if each.covers(Version(version))
     }
     for cpu in _CPUS:
         there = members("vllm", version, cpu)

@@ -150,12 +150,14 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
 
 def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
     """Return the spans of a definition whose syntax tree equals that of ``code``."""
-    spans = []
-    for run in _equal_runs(ast.Module([definition], []), code):
-        start = _place_offset(text, run[0].lineno, run[0].col_offset)
-        stop = _place_offset(text, run[-1].end_lineno, run[-1].end_col_offset)
-        spans.append((start, stop))
-    return sorted(spans)
+    runs = _equal_runs(ast.Module([definition], []), code)
+    return sorted(span_of(text, run[0], run[-1]) for run in runs)
+
+
+def span_of(text: str, first: Any, last: Any) -> Span:
+    """Return the span from the first node of a syntax tree to the last."""
+    start = _place_offset(text, first.lineno, first.col_offset)
+    return start, _place_offset(text, last.end_lineno, last.end_col_offset)
 
 
 def _equal_runs(tree: ast.Module, code: str) -> list[list[Any]]:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from packaging.version import Version
 
 from patchkit.edit.cmake import commands
-from patchkit.edit.python import parsed, swap
+from patchkit.edit.python import parsed, span_of, swap
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
@@ -226,7 +226,12 @@ def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
     A statement is not just deleted, since it may be the only one of its branch.
     """
     edits = [
-        Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", note)
+        Edit(
+            _SETUP,
+            *span_of(text, statement, statement),
+            f"pass  # {target}: {_MARK}",
+            note,
+        )
         for statement, target in _asked_extensions(text)
         if target in targets
     ]
@@ -313,7 +318,7 @@ def _guard_imports(tree: SourceTree, source: KnownSource) -> Iterator[Edit]:
 
     statement, is_guarded = imports[0]
     if not is_guarded:
-        start, stop = _span(text, statement)
+        start, stop = span_of(text, statement, statement)
         body = text[start:stop].replace("\n", "\n    ")
         guard = _GUARD.format(mark=_MARK, body=body)
         yield Edit(path, start, stop, guard, source.option)
@@ -341,11 +346,3 @@ def _still_named(path: str, problem: str) -> DriftError:
         why="the release names the extension in a way that patchkit does not know",
         hint="build it, too: leave the option --without away",
     )
-
-
-def _span(text: str, node: ast.stmt) -> tuple[int, int]:
-    """Return start and end of a statement in the text, in code points."""
-    segment = ast.get_source_segment(text, node) or ""
-    above = text.split("\n")[: node.lineno - 1]
-    start = text.index(segment, sum(len(line) + 1 for line in above))
-    return start, start + len(segment)

@@ -24,17 +24,39 @@ from pathlib import Path, PurePosixPath
 from patchkit.elf import by_version
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Finding, finding
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.recipes.vllm.archs import Group
-from patchkit.recipes.vllm.libraries import KnownLibrary, LibraryTable
-from patchkit.recipes.vllm.sources import CudaSource, code_names, default_names
+from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import read_toml
 from patchkit.source.project import project_named, projects, recipe_folders
-from patchkit.target import Load, Target, parse_arch
+from patchkit.target import Load, Target, best_load, list_archs, parse_arch, toolkits
 from patchkit.wheel.device.inspect import Binary, best_reach
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.wheelfile import WheelName
+
+
+@frozen
+class KnownLibrary(ForReleases):
+    """An entry of ``libraries.toml``, which describes the fields."""
+
+    file: str
+    devices: tuple[int, ...]
+    code: str
+    required: bool
+    gives: str
+    cost: str
+
+    def used_on(self, target: Target) -> bool:
+        return not self.devices or target.major in self.devices
+
+
+@frozen
+class LibraryTable:
+    """The tables of ``libraries.toml``."""
+
+    library: tuple[KnownLibrary, ...]
+    around: tuple[str, ...]
 
 
 class Use(enum.StrEnum):
@@ -327,8 +349,25 @@ def missed(
 
 # In nvcc's option -gencode arch=compute_121a,code=sm_121a. It can also be a list.
 _CODE = re.compile(r"code=(\S+)")
+_CODE_NAME = re.compile(r"\b(?:sm|compute)_\d{2,4}[af]?\b")
 # CMake puts the objects of a library into CMakeFiles/LIBRARY.dir/.
 _LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
+
+
+@positional
+class CudaSource:
+    """A CUDA source, the library that it is linked into, and the codes it is compiled to.
+
+    ``names`` are the codes as nvcc names them: ``sm_121a``, ``compute_89``.
+    """
+
+    source: str
+    library: str
+    names: frozenset[str]
+
+    def load(self, target: Target) -> Load:
+        """Return the best way in which a code reaches a device, ``Load.NONE`` if none does."""
+        return best_load(list_archs(self.names), target.capability)
 
 
 def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
@@ -351,7 +390,9 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
         if library is None:
             raise BuildError(f"{path}: CMake does not say which library it is for")
         name = path.relative_to(source) if path.is_relative_to(source) else path
-        names = code_names(_CODE.findall(command)) or default_names()
+        codes = _CODE_NAME.findall(" ".join(_CODE.findall(command)))
+        # Without an arch, nvcc compiles to codes that are the same in every toolkit.
+        names = frozenset(codes or toolkits()[0].default_codes)
         sources.append(CudaSource(str(name), library[1], names))
     return tuple(sources)
 

@@ -24,7 +24,7 @@ from patchkit.elf import (
     PROGRAM,
     PT_LOAD,
     SECTION,
-    Image,
+    ElfImage,
     ProgramHeader,
 )
 from patchkit.errors import BuildError
@@ -55,7 +55,7 @@ FatBinaries = Mapping[int, Sequence[bytes]]
 class _Tables:
     """The headers of an ELF file, and its two sections of device code."""
 
-    def __init__(self, image: Image, name: str) -> None:
+    def __init__(self, image: ElfImage, name: str) -> None:
         """Read the headers. Raises BuildError if the file lacks one of the two sections."""
         self.file = name
         self.relative = _RELATIVE.get(image.machine, 0)
@@ -110,7 +110,7 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
             source.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old,
         ):
-            tables = _Tables(Image(stream, source.name), source.name)
+            tables = _Tables(ElfImage(stream, source.name), source.name)
             _write_relinked(old, dest, tables, dict(codes))
     # The file has numbers that cannot be offsets or sizes.
     except (struct.error, ValueError, OverflowError) as error:

@@ -12,8 +12,8 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.recipes.vllm.libraries import library_table
 from patchkit.target import targets
+from patchkit.wheel.device.libraries import library_table
 
 GAPS = tomllib.loads(Path(__file__).with_name("differences.toml").read_text())
 
@@ -75,7 +75,7 @@ def _explain_library(path: str, facts: Mapping[str, Any]) -> str:
     name = PurePosixPath(path).name.partition(".")[0]
     known = [gap["why"] for gap in GAPS["library"] if gap["name"] == name]
     version, target = Version(facts["version"]), targets()[facts["target"]]
-    entries = [each for each in library_table().library if each.covers(version)]
+    entries = [each for each in library_table("vllm").library if each.covers(version)]
     if any(
         fnmatchcase(path, each.file) and not each.used_on(target) for each in entries
     ):
