@@ -211,6 +211,12 @@ def build_nccl(session: nox.Session) -> None:
     _build(session, "nccl")
 
 
+@nox.session(name="build-flashinfer")
+def build_flashinfer(session: nox.Session) -> None:
+    """FlashInfer's modules, compiled, into wheelhouse/; see `patchkit build flashinfer --help`."""
+    _build(session, "flashinfer")
+
+
 @nox.session(name="build-vllm")
 def build_vllm(session: nox.Session) -> None:
     """The vLLM wheel, into wheelhouse/; takes what `patchkit build vllm --help` lists.
@@ -223,7 +229,7 @@ def build_vllm(session: nox.Session) -> None:
 def _build(session: nox.Session, project: str) -> None:
     called = [
         name
-        for name in ("vllm", "nccl")
+        for name in ("vllm", "nccl", "flashinfer")
         if name == project or f"build-{name}" in sys.argv
     ]
     words = ("-m", "tools.build", project, *called, "--", *session.posargs)

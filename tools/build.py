@@ -1,9 +1,10 @@
-"""Give the sessions build-vllm and build-nccl, in one call of nox, the words that are for each.
+"""Give the sessions build-vllm, build-nccl and others, in one call of nox, the words for each.
 
     nox -s build-vllm build-nccl -- --vllm 0.25.1 --nccl 2.30.7 --jobs 8
     python -m tools.build vllm SESSIONS ... -- WORDS ...      what build-vllm runs
 
-An option goes to every build that takes it. ``--vllm`` and ``--nccl`` are each one's release.
+An option goes to every build that takes it. ``--vllm``, ``--nccl`` and ``--flashinfer`` are each
+one's release.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from patchkit.cli import main as patchkit
 from patchkit.cli.wheel.build import build_command as build
 from patchkit.errors import UsageError
 
-RELEASES = {"--vllm": "vllm", "--nccl": "nccl"}
+RELEASES = {"--vllm": "vllm", "--nccl": "nccl", "--flashinfer": "flashinfer"}
 # What both take, and what is never the same for both.
 OF_ONE = {
     "--version": "say --vllm X.Y.Z and --nccl X.Y.Z",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from patchkit.digests import sha256_of
 from patchkit.durable.signals import committed
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
@@ -159,6 +160,19 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
     entries = read_lock(lock) if lock.is_file() else {}
     return fetch_locked(source, lock, entries, check, report)
+
+
+def locked_origin(
+    project: str, version: Version, report: Report, *, offline: bool = False
+) -> SourceOrigin:
+    """Return the origin of a release on the package index, which its lock has by sha256.
+
+    Raises as ``fetch_release`` does.
+    """
+    source = SourceOptions(project, f"{project}=={version}", offline=offline)
+    path = fetch_release(source, lambda _version: None, report)
+    identity = f"sha256:{sha256_of(path)}"
+    return SourceOrigin(path=path, version=version, identity=identity)
 
 
 def fetch_locked(

@@ -1,6 +1,7 @@
 """Ask FlashInfer's own generators for modules, and have FlashInfer compile those that are missing.
 
-It runs alone, under the Python that has FlashInfer. Standard input is a JSON list of calls:
+It runs alone, under the Python that has FlashInfer. Standard input, or the file that is named, is a
+JSON list of calls:
 
     [{"function": "flashinfer.jit.sampling:gen_sampling_module", "arguments": {}, "jobs": 2}]
 
@@ -55,10 +56,11 @@ def main() -> None:
         "--cuda",
         help="CUDA to compile for, without torch; the same link order anywhere",
     )
+    parser.add_argument("calls", nargs="?", type=argparse.FileType(), default="-")
     options = parser.parse_args()
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, _end_compilers)
-    calls = json.load(sys.stdin)
+    calls = json.load(options.calls)
 
     # ninja lies beside the Python that has FlashInfer.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

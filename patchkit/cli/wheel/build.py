@@ -48,10 +48,15 @@ from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
+from patchkit.runtime.rules.presets import named_preset
+from patchkit.runtime.serve.compiled_modules import MODULES
 from patchkit.source.origin import find_origin
 from patchkit.source.releases import named_version
+from patchkit.source.resolve import locked_origin
 from patchkit.source.tree import SourceTree
 from patchkit.target import DEFAULT_TARGET, Target, targets, toolkit_of, toolkits
+from patchkit.units import BYTES_PER_GIB
+from patchkit.wheel.build.flashinfer import FlashInferOrder, build_flashinfer
 from patchkit.wheel.build.machine import (
     BuildPlan,
     Jobs,
@@ -79,8 +84,13 @@ from patchkit.wheel.wheelhouse.contents import (
     check_room,
     load_manifest,
 )
-from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
+from patchkit.wheel.wheelhouse.overrides import (
+    default_version,
+    require_wanted,
+    wanted_release,
+)
 
+_SETS = ("small", "moe")
 cpu_option = option("--cpu", "CPU; default: the target's.", type=click.Choice(MACHINES))
 build_options = with_options(
     cpu_option,
@@ -125,10 +135,7 @@ def build_nccl_wheel(
 
     On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu).
     """
-    if not options["dry_run"]:
-        require_libraries(BUILD, "build")
-
-    began = time.monotonic()
+    began = _begin(options)
     device = targets()[target or DEFAULT_TARGET]
     cuda = options["cuda"] or device.cuda
     toolkit = next(row for row in toolkits() if row.cuda == cuda)
@@ -209,6 +216,102 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     return f"nccl=={version}"
 
 
+@build_command.command("flashinfer")
+@option("--version X.Y.Z", "Release; default: the one that the wheels here pin.")
+@option("--set", "sets", "Modules that many models need.", type=click.Choice(_SETS))
+@option("--for MODEL", "models", "Modules of this model's preset.", multiple=True)
+@option("--module NAME", "modules", "One kind of modules alone.", multiple=True)
+@target_option
+@build_options
+@rendered
+def build_flashinfer_wheel(
+    house: Path, cpu: str | None, target: str | None, **options: Any
+) -> Blocks:
+    """Compile FlashInfer's modules ahead of time, so that no first start compiles them.
+
+    \b
+      patchkit build flashinfer --version 0.6.16.post3
+      patchkit build flashinfer --set moe
+      patchkit build flashinfer --for openai/gpt-oss-120b
+
+    On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu).
+    """
+    began = _begin(options)
+    device = targets()[target or DEFAULT_TARGET]
+    version = wanted_release(house, options["version"])
+    names = _module_names(options)
+    calls = MODULES.calls(str(version), device.major, names)
+    if not calls:
+        known = ", ".join(sorted({row.id for row in MODULES.generator}))
+        raise UsageError(
+            f"FlashInfer {version} has none of {', '.join(names)} for {device.title}",
+            hint=f"--module takes {known}",
+        )
+
+    machine = cpu or device.cpu
+    title = f"{len(calls)} modules of FlashInfer {version}"
+    plan = BuildPlan(title=title, missing=tuple(missing_tools(machine)))
+    jobs = jobs_for(
+        int(max(call.gib for call in calls) * BYTES_PER_GIB), options["jobs"]
+    )
+    if options["dry_run"]:
+        yield from plan_blocks(plan, jobs)
+        return
+    plan.require()
+
+    offline = options["offline"]
+    with progress() as report:
+        origin = locked_origin("flashinfer", version, report, offline=offline)
+        bar = report("CUDA toolkit")
+        toolkit = next(row for row in toolkits() if row.cuda == device.cuda)
+        tools = find_toolchain(machine, toolkit, offline=offline, progress=bar)
+
+    order = FlashInferOrder(
+        origin=origin,
+        target=device,
+        toolchain=tools,
+        names=names,
+        calls=calls,
+        jobs=options["jobs"],
+        offline=offline,
+        fresh=options["fresh"],
+    )
+    check_room(house, order.expected)
+    tell(f"compiling in {order.work}; what ninja says: {order.work}/log.txt")
+    with progress("steps") as report:
+        built = build_flashinfer(order, report("compiling"))
+
+    yield from built_blocks(
+        built,
+        house,
+        began,
+        tools,
+        title=title,
+        device=f"{device.title}, {device.native}",
+        checks=[f"every module is exact for {device.title}"],
+        notes=[
+            note("where no nvcc is on PATH, vLLM wants VLLM_HAS_FLASHINFER_CUBIN=1")
+        ],
+    )
+
+
+def _module_names(options: Mapping[str, Any]) -> list[str]:
+    """Return the sets and ids of generators that the user names; the small set for none."""
+    names = {*options["modules"]}
+    for model in options["models"]:
+        names |= MODULES.generators_of(named_preset(model))
+    if options["sets"] or not names:
+        names.add(options["sets"] or _SETS[0])
+    return sorted(names)
+
+
+def _begin(options: Mapping[str, Any]) -> float:
+    """Raise HostError if a build lacks its libraries; return the time at which it begins."""
+    if not options["dry_run"]:
+        require_libraries(BUILD, "build")
+    return time.monotonic()
+
+
 @build_command.command("vllm")
 @option(
     "--version X.Y.Z",
@@ -233,10 +336,7 @@ def build_vllm_wheel(
     **options: Any,
 ) -> Blocks:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
-    if not options["dry_run"]:
-        require_libraries(BUILD, "build")
-
-    began = time.monotonic()
+    began = _begin(options)
     fixes = {fix.id for fix in load_recipe("vllm").fixes}
     # --without names fixes and extensions: separate the two.
     skip = frozenset(selection.skip)

@@ -11,8 +11,9 @@ from itertools import product
 
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Advice, Grounded, Names
+from patchkit.runtime.rules.rule import Advice, Condition, Grounded, Names, is_met
 
 SCRIPT = RECIPES / "flashinfer" / "jit_modules.py"
 
@@ -37,12 +38,13 @@ class Module(Grounded):
 class Call:
     """A call of a function of FlashInfer, ``package.module:function``, that makes one module.
 
-    ``gib`` is the memory of one compiler.
+    ``gib`` is the memory of one compiler, ``libraries`` those of CUDA that are compiled against.
     """
 
     function: str
     arguments: Mapping[str, Value]
     gib: float
+    libraries: Names
 
 
 @frozen
@@ -55,6 +57,7 @@ class Generator:
     gib: float = 1.5
     flashinfer: str = ""
     majors: tuple[int, ...] = ()
+    libraries: Names = ()
     arguments: Mapping[str, Value | tuple[Value, ...]] = field(default_factory=dict)
 
     @property
@@ -70,7 +73,12 @@ class Generator:
                 for names, value in zip(self.arguments, row, strict=True)
                 for name in names.split()
             }
-            yield Call(function=self.function, arguments=arguments, gib=self.gib)
+            yield Call(
+                function=self.function,
+                arguments=arguments,
+                gib=self.gib,
+                libraries=self.libraries,
+            )
 
 
 @frozen
@@ -99,6 +107,25 @@ class ModuleTable:
             and (not row.majors or major in row.majors)
             for call in row.calls
         )
+
+    def generators_of(self, preset: Preset) -> set[str]:
+        """Return the ids of the generators that a model takes, on whatever vLLM and device."""
+        situation = {
+            "quantization": preset.quantization,
+            "moe": "yes" if preset.moe else "no",
+            "family": preset.family,
+            **preset.settings,
+        }
+        return {
+            name
+            for row in self.module
+            if is_met(_about_model(row.when), situation)
+            for name in row.generators
+        }
+
+
+def _about_model(when: Condition) -> Condition:
+    return {fact: when[fact] for fact in when.keys() - {"target", "vllm"}}
 
 
 MODULES = read_toml(ModuleTable, RECIPES / "env" / "flashinfer.toml")

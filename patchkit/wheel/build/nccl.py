@@ -5,22 +5,14 @@ NCCL's own makefiles do the work, driven by the scikit-build-core project in ``r
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
-from patchkit import __version__
-from patchkit.apply import apply
-from patchkit.digests import tree_digest
 from patchkit.frozen import frozen
-from patchkit.patching.commit import Applied
-from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import open_workspace
-from patchkit.source.archive import Progress, unpack
+from patchkit.source.archive import Progress
 from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import load_facts
-from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.machine import WORK, emptied, staging, work_folder
@@ -32,9 +24,10 @@ from patchkit.wheel.build.make import (
     platform_tag,
     run_build,
 )
+from patchkit.wheel.build.patched import patch_sources
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
-from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, nccl_sbom
+from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, compiled_sbom, digest_label
 from patchkit.wheel.file.wheelfile import FACTS, Facts
 from patchkit.wheel.file.write import seal_wheel
 
@@ -96,13 +89,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         check_toolchain(order.toolchain, order.gencode, staged, env)
 
         source = staged / "source"
-        if order.origin.path.is_dir():
-            # Without git's history and earlier objects: the facts have a digest of the whole tree.
-            aside = shutil.ignore_patterns(".git", "build")
-            shutil.copytree(order.origin.path, source, symlinks=True, ignore=aside)
-        else:
-            unpack(order.origin.path, source)
-        facts = _patch_source(order, source)
+        facts = _nccl_facts(order, source)
 
         with work_folder(
             order.work,
@@ -127,19 +114,6 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             )
 
 
-def _patch_source(order: NcclOrder, source: Path) -> Facts:
-    """Apply the fixes, and return the facts of the build."""
-    # Patches that a user applied to a folder stay in it.
-    ledger = open_workspace(source, "nccl").ledger
-    patches = ledger.request.patches if ledger else ()
-    request = Request(target=order.target, patches=patches)
-
-    # The build that follows runs the source's own code by design, sandbox or not.
-    possible = Sandboxed.IF_POSSIBLE
-    outcome = apply(source, load_recipe("nccl"), request, anew=True, sandboxed=possible)
-    return _nccl_facts(order, source, outcome) | request.patch_facts
-
-
 def _compile_nccl(
     root: Path,
     order: NcclOrder,
@@ -159,21 +133,12 @@ def _compile_nccl(
     return raw
 
 
-def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> Facts:
+def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
+    facts = patch_sources("nccl", order.origin, order.target, order.toolchain, source)
     # Releases differ in their licence, so each one's own text decides.
     apache = "Apache License" in (source / _LICENSE).read_text("utf-8")
-    facts: Facts = {
-        "project": "nccl",
-        "version": order.version,
-        "patchkit": __version__,
-        "source": order.origin.identity,
-        "tree": f"sha256:{tree_digest(source)}",
-        "fixes": [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts],
-        "target": order.target.name,
+    facts |= {
         "gencode": order.gencode,
-        "machine": order.toolchain.machine,
-        "cuda": order.toolchain.cuda,
-        "compiler": order.toolchain.compiler,
         "functions": order.functions or "all",
         "license": {
             "nccl": "Apache-2.0 AND BSD-3-Clause" if apache else "BSD-3-Clause",
@@ -209,7 +174,7 @@ def _write_project(root: Path, order: NcclOrder, facts: Facts) -> None:
     texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
     texts["settings.cmake"] = "\n".join(lines)
     texts[FACTS] = as_text(facts)
-    texts["sboms/nccl.cdx.json"] = as_text(nccl_sbom(facts))
+    texts["sboms/nccl.cdx.json"] = as_text(compiled_sbom(facts))
     for name in (_LICENSE, "ThirdPartyNotices.txt"):
         file = root / "source" / name
         if file.is_file():

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
@@ -154,7 +155,7 @@ def cross_toolkit(
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": toolchain.machine,
-        "CMAKE_C_COMPILER": _c_compiler(toolchain.cxx),
+        "CMAKE_C_COMPILER": c_compiler(toolchain.cxx),
         "CMAKE_CXX_COMPILER": toolchain.cxx,
         "CMAKE_CUDA_HOST_COMPILER": toolchain.cxx,
         "CMAKE_FIND_ROOT_PATH": ";".join(map(str, roots)),
@@ -215,7 +216,7 @@ def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
         variables["C_INCLUDE_PATH"] = str(headers)
         variables["CPLUS_INCLUDE_PATH"] = str(headers)
     return variables | {
-        "CC": str(_c_compiler(toolchain.cxx)),
+        "CC": str(c_compiler(toolchain.cxx)),
         "CMAKE_TOOLCHAIN_FILE": str(cuda / _TOOLCHAIN_FILE),
         # CMake's FindCUDA takes the root of another CPU's toolkit from the environment alone.
         "CUDA_TOOLKIT_ROOT": str(cuda),
@@ -224,7 +225,7 @@ def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
     }
 
 
-def _c_compiler(cxx: Path) -> Path:
+def c_compiler(cxx: Path) -> Path:
     """Return the path of GCC's C compiler, which comes in the package of the C++ compiler."""
     return cxx.with_name(cxx.name.replace("g++", "gcc"))
 
@@ -275,20 +276,20 @@ def target_site(
     machine: str,
     *,
     python: Path,
+    patterns: Collection[str] = (),
     offline: bool,
     progress: Progress,
 ) -> Path:
     """Return a site-packages folder with the libraries that a build for ``machine`` links with.
 
-    If it is missing or incomplete, it is made below ``folder`` from the locked wheels for that CPU.
-    ``python`` runs pip, and must have the version of this Python. Raises BuildError, BusyError,
-    SourceError, StorageError.
+    If it is missing or incomplete, it is made below ``folder`` from the locked wheels for that CPU
+    whose names match ``patterns``, by default those that torch links with. ``python`` runs pip, and
+    must have the version of this Python. Raises BuildError, BusyError, SourceError, StorageError.
     """
-    patterns = across().target
     pins = [
         pin
         for pin in for_machine(requirements, machine)
-        if any(fnmatchcase(pin.name, pattern) for pattern in patterns)
+        if any(fnmatchcase(pin.name, each) for each in patterns or across().target)
     ]
     # pip chooses wheels by the version of Python.
     version = "{}.{}".format(*sys.version_info)
@@ -298,7 +299,7 @@ def target_site(
 
     options = [f"--target={site}", "--no-compile", "--implementation=cp"]
     options += [f"--platform={name}_{machine}" for name in _PLATFORMS]
-    with made_once(home, site / "torch") as is_empty:
+    with made_once(home, site) as is_empty:
         if is_empty:
             install_locked(
                 python,

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from io import BufferedIOBase
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from patchkit.elf import Library, parse_library
@@ -181,10 +181,11 @@ def prove_exact(
     *,
     cpu: str | None = None,
 ) -> None:
-    """Raise ProofError unless NCCL's own kernels are built for the target, and for nothing else.
+    """Raise ProofError unless a library's own kernels are built for the target, and nothing else.
 
-    Every live fat binary must have machine code for the target's capability, and for no other.
-    Two things are ignored: kernels that NCCL's makefiles always add (``recipes/nccl/kernels.toml``)
+    Every live fat binary must have machine code for the target's capability, and for no other; of
+    some libraries, which ``recipes/wheel_rules.toml`` names, it may be for the target's family. Two
+    things are ignored: kernels that NCCL's makefiles always add (``recipes/nccl/kernels.toml``)
     and PTX beside exact machine code, which the driver never compiles on the target. ``cpu`` is the
     CPU of the build; default: the target's. The error also tells a library for another CPU.
     """
@@ -198,8 +199,10 @@ def prove_exact(
 
     exact = 0
     foreign: list[CodeEntry] = []
+    of_family = library_rules().of_family.cover(PurePosixPath(binary.name).name)
+    least = Load.FAMILY if of_family else Load.EXACT
     for group in _own_binaries(binary):
-        entries = [entry for entry in group if entry.reach(target) is not Load.EXACT]
+        entries = [entry for entry in group if entry.reach(target) < least]
         exact += len(group) - len(entries)
         # The driver does not compile PTX of a fat binary that has exact machine code.
         is_exact = len(entries) < len(group)

@@ -30,10 +30,10 @@ from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import read_toml
 from patchkit.source.project import project_named, projects, recipe_folders
 from patchkit.target import Load, Target, best_load, list_archs, parse_arch, toolkits
-from patchkit.wheel.device.inspect import Binary, best_reach
+from patchkit.wheel.device.inspect import Binary, best_reach, inspect_wheel
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import WheelMetadata
-from patchkit.wheel.file.wheelfile import WheelName
+from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
+from patchkit.wheel.file.wheelfile import WheelFile, WheelName
 
 
 @frozen
@@ -248,13 +248,38 @@ def check_wheel(
         yield finding(SourceError, filename, fault, "build it again")
 
     glibc = library_rules().promised_glibc(metadata.name.tag)
+    place = library_rules().module_paths.get(filename.project)
     for binary in binaries:
+        if place and not re.fullmatch(place, binary.name):
+            what = f"{binary.name}: no library belongs there"
+            yield finding(SourceError, filename, what, "build it again")
         yield from _check_folders(binary)
         if glibc:
             yield from _check_glibc(binary, glibc)
     for member in metadata.members:
         yield from _check_member(metadata.name.project, member)
     yield from _check_cuda(filename, binaries)
+
+
+def require_portable(sealed: Path) -> tuple[Binary, ...]:
+    """Return the libraries of a wheel in which `patchkit inspect` finds no fault.
+
+    Raises ProofError for a fault, such as an RPATH or a copy of a library of torch.
+    """
+    with WheelFile(sealed) as wheel:
+        metadata = read_metadata(wheel)
+        binaries = inspect_wheel(wheel)
+
+    faults = list(check_wheel(metadata, binaries))
+    if not faults:
+        return binaries
+
+    lines = [f"    {fault.where} {fault.what}" for fault in faults]
+    raise ProofError(
+        "\n".join([f"{sealed.name} would not be fit for other machines", *lines]),
+        why="the toolchain added it, or upstream's build changed",
+        hint="please report this with the version",
+    )
 
 
 def _check_folders(binary: Binary) -> Iterator[Finding]:

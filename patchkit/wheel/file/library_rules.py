@@ -55,6 +55,8 @@ class LibraryRules:
     pins: LibraryNames
     compiled_against: LibraryNames
     exact: LibraryNames
+    of_family: LibraryNames
+    module_paths: Mapping[str, str]
     started: LibraryNames
     version_files: Mapping[str, str]
 

@@ -19,6 +19,7 @@ from patchkit.elf import MAGIC
 from patchkit.frozen import frozen
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Texts
+from patchkit.source.project import projects
 from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import set_tag, set_version
 
@@ -233,26 +234,35 @@ def _linked_components(facts: Facts) -> Iterator[JsonObject]:
     yield _make_component(toolkit, "CUDA toolkit", cuda, terms) | role
 
 
-def nccl_sbom(facts: Facts) -> JsonObject:
-    """Return the SBOM (CycloneDX 1.6) of a libnccl wheel, from the facts in ``patchkit.json``.
+# Project → its wheel, its sources, and what the wheel holds of the CUDA runtime.
+_COMPILED = {
+    "nccl": ("nvidia-nccl-cu13", "pkg:github/nvidia/nccl", "libcudart_static.a"),
+    "flashinfer": ("flashinfer-jit-cache", "pkg:pypi/flashinfer-python", "headers"),
+}
+
+
+def compiled_sbom(facts: Facts) -> JsonObject:
+    """Return the SBOM (CycloneDX 1.6) of a compiled wheel, from the facts in ``patchkit.json``.
 
     It has no serial number and no time stamp, so that equal builds have equal SBOMs.
     """
+    project = facts["project"]
+    distribution, origin, part = _COMPILED[project]
     cuda = facts["cuda"]
     # In a package URL, the plus sign of a version must be quoted.
-    purl = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
-    subject = _make_component(purl, "nvidia-nccl-cu13", facts["wheel"])
+    purl = f"pkg:pypi/{distribution}@{quote(facts['wheel'])}"
+    subject = _make_component(purl, distribution, facts["wheel"])
     tools = {"patchkit": facts["patchkit"], "nvcc": cuda, "g++": facts["compiler"]}
 
-    source = f"pkg:github/nvidia/nccl@{facts['version']}"
+    version = facts["version"]
     terms = facts["license"]
-    nccl = _make_component(source, "NCCL", facts["version"], terms["nccl"])
-    nccl |= _fix_properties(facts, ("source", "tree"))
+    title = projects()[project].title
+    source = _make_component(f"{origin}@{version}", title, version, terms[project])
+    source |= _fix_properties(facts, ("source", "tree"))
 
     purl = f"pkg:generic/nvidia-cuda-runtime@{cuda}"
-    title = "CUDA runtime (libcudart_static.a)"
-    runtime = _make_component(purl, title, cuda, terms["cuda"])
-    return _make_document(subject, tools, [nccl, runtime])
+    runtime = _make_component(purl, f"CUDA runtime ({part})", cuda, terms["cuda"])
+    return _make_document(subject, tools, [source, runtime])
 
 
 def _make_document(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.errors import BuildError, ProofError, SourceError
+from patchkit.errors import BuildError, SourceError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
@@ -41,15 +41,14 @@ from patchkit.wheel.build.torch_toolkit import (
     cross_variables,
     full_toolkit,
 )
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.device.libraries import (
-    check_wheel,
     compiled_sources,
     prove_compiled,
     prove_groups,
     require_loading,
+    require_portable,
 )
-from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.sbom import as_text, wheel_sbom
 from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import seal_wheel
@@ -148,7 +147,7 @@ def _make_vllm_wheel(
     return BuiltWheel(
         wheel=sealed,
         facts=facts,
-        binaries=_require_portable(sealed),
+        binaries=require_portable(sealed),
         proofs=tuple(proofs),
         circumstances=(circumstance,),
         notes=tuple(native.refused_notes),
@@ -193,27 +192,6 @@ def _seal_vllm_wheel(
     }
     tag = platform_tag(raw, _PROVIDED)
     return seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
-
-
-def _require_portable(sealed: Path) -> tuple[Binary, ...]:
-    """Return the libraries of a wheel in which `patchkit inspect` finds no fault.
-
-    Raises ProofError for a fault, such as an RPATH or a copy of a library of torch.
-    """
-    with WheelFile(sealed) as wheel:
-        metadata = read_metadata(wheel)
-        binaries = inspect_wheel(wheel)
-
-    faults = list(check_wheel(metadata, binaries))
-    if not faults:
-        return binaries
-
-    lines = [f"    {fault.where} {fault.what}" for fault in faults]
-    raise ProofError(
-        "\n".join([f"{sealed.name} would not be fit for other machines", *lines]),
-        why="the toolchain added it, or upstream's build changed",
-        hint="please report this with the version",
-    )
 
 
 _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it

@@ -11,7 +11,7 @@ from packaging.version import Version
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.project import projects
-from patchkit.source.releases import ExactPin, load_facts
+from patchkit.source.releases import ExactPin, load_facts, named_version
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.pins import (
     WheelPin,
@@ -233,3 +233,30 @@ def _required_nccl(house: Path) -> dict[Version, str]:
         for pin in pins
         if sources_of(pin.pin.project)
     }
+
+
+def wanted_release(house: Path, version: str | None) -> Version:
+    """Return the FlashInfer to build modules of: ``version``, or the one that wheels here pin.
+
+    Raises UsageError if the wheels pin another one, or if neither names one.
+    """
+    pinned = {
+        pin.pin.version: pin.by
+        for pin in pins_in(house)
+        if pin.pin.project == "flashinfer-python"
+    }
+    wanted = named_version(version) if version else next(iter(pinned), None)
+    if wanted is None:
+        raise UsageError(
+            f"{house} holds no wheel that pins FlashInfer",
+            hint="name a release, for example --version 0.7.2.post1, or add a vLLM first",
+        )
+
+    other = [f"{pinned[pin]} pins {pin}" for pin in pinned if pin != wanted]
+    if other:
+        raise UsageError(
+            f"{house} is for another FlashInfer than {wanted}: {', '.join(other)}",
+            why="FlashInfer ignores modules of another release, and compiles its own",
+            hint="leave --version out, or build into another folder: --dir",
+        )
+    return wanted

@@ -262,6 +262,7 @@ def find_disagreements(
         # The wheels that a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
         findings += _find_unmet_needs(cpu, group, overrides)
+        findings += _find_opposed_pins(group)
         findings += _find_other_nccl(group, overrides)
         findings += _find_cuda_clash(cpu, group)
         findings += _find_device_clash(cpu, group)
@@ -390,6 +391,27 @@ def _find_unmet_needs(
                     f"{need}; here is {neighbour.name.pinned}",
                     _mend_command(neighbour, str(specifier).removeprefix("==")),
                     "pip finds no set that fits together (ResolutionImpossible)",
+                )
+
+
+def _find_opposed_pins(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+    """Yield a finding for each decisive pin that another wheel has otherwise.
+
+    If the pinned wheel is there, nothing is yielded: ``_find_unmet_needs`` tells it.
+    """
+    present = {wheel.name.project for wheel in wheels}
+    pinned: dict[str, tuple[str, ListedWheel]] = {}
+    for wheel in wheels:
+        pins = wheel.metadata.decisive_pins if wheel.metadata else {}
+        for project in pins.keys() - present:
+            version, other = pinned.setdefault(project, (pins[project], wheel))
+            if Version(version) != Version(pins[project]):
+                yield finding(
+                    UsageError,
+                    wheel.name,
+                    f"is for {project} {pins[project]}; {other.name.pinned} pins {version}",
+                    _mend_command(wheel, pins[project]),
+                    "neither works beside the release that the other one needs",
                 )
 
 

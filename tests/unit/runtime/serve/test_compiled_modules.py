@@ -35,7 +35,6 @@ SAMPLING = "gen_sampling_module"
                 PRIMARY: 6,
                 "gen_batch_prefill_attention_sink_module": 2,
                 "gen_xqa_module": 31,
-                "gen_fp4_quantization_sm120f_module": 1,
             },
         ),
     ],

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.recipe import load_recipe
-from patchkit.wheel.file.sbom import as_text, digest_label, nccl_sbom, wheel_sbom
+from patchkit.wheel.file.sbom import as_text, compiled_sbom, digest_label, wheel_sbom
 
 GOLDEN = Path(__file__).parents[3] / "data" / "sboms.json"
 
@@ -69,7 +69,7 @@ def test_the_whole_documents():
     fix = load_recipe("vllm").fix("marlin_w4a8_fp8")
     verdict = Verdict(fix, State.APPLY, "")
     steps = [(verdict, {"vllm/a.py": ("old\n", "new\n")})]
-    assert nccl_sbom(FACTS) == golden["nccl"]
+    assert compiled_sbom(FACTS) == golden["nccl"]
     assert wheel_sbom(VLLM_FACTS, steps) == golden["repacked"]
     assert wheel_sbom(BUILT_FACTS, ()) == golden["built"]
     native = {"assembled": {"vllm/_vllm_fa2_C.abi3.so": ["56"]}}

@@ -1,0 +1,319 @@
+"""Build a wheel of FlashInfer's modules for one device, ahead of time.
+
+FlashInfer's own generators write what ninja does (``recipes/flashinfer/jit_modules.py``), without
+torch and without a GPU. The wheel has the name of upstream's, so that pip replaces one by the
+other, and serves releases before and after 0.7.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import zipfile
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from string import Template
+
+from patchkit.errors import BuildError
+from patchkit.frozen import frozen
+from patchkit.records import RECIPES
+from patchkit.runtime.serve.compiled_modules import SCRIPT, Call
+from patchkit.source.archive import Progress
+from patchkit.source.origin import SourceOrigin
+from patchkit.target import Target
+from patchkit.units import BYTES_PER_GIB
+from patchkit.wheel.build.machine import (
+    WORK,
+    emptied,
+    jobs_for,
+    namespace_words,
+    staging,
+    work_folder,
+)
+from patchkit.wheel.build.make import (
+    BuiltWheel,
+    clean_environment,
+    platform_tag,
+    run_build,
+)
+from patchkit.wheel.build.patched import patch_sources
+from patchkit.wheel.build.requirements import for_machine, install_locked
+from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
+from patchkit.wheel.build.torch_toolkit import (
+    c_compiler,
+    cross_toolkit,
+    full_toolkit,
+    target_site,
+)
+from patchkit.wheel.device.inspect import prove_exact
+from patchkit.wheel.device.libraries import require_portable
+from patchkit.wheel.file.sbom import (
+    CUDA_LICENSE,
+    as_text,
+    compiled_sbom,
+    digest_label,
+)
+from patchkit.wheel.file.wheelfile import FACTS, Facts
+from patchkit.wheel.file.write import seal_wheel
+
+DISTRIBUTION = "flashinfer-jit-cache"
+PINNED_BY = "flashinfer-python"
+
+_HOME = RECIPES / "flashinfer"
+_PACKAGE = "flashinfer_jit_cache"
+# Bytes of disk: the source, the toolkit, and objects of the largest set.
+_FREE = 8 * BYTES_PER_GIB
+# Folders of the source that FlashInfer's wheels hold in flashinfer/data.
+_DATA = ("3rdparty/cutlass", "3rdparty/spdlog", "3rdparty/cccl", "csrc", "include")
+# Libraries that vLLM's environment has: the driver's, and those that torch requires.
+_PROVIDED = ("libcuda.so.1", "libcudart.so.*", "libcublas*.so.*", "libnvrtc.so.*")
+
+
+@frozen
+class FlashInferOrder:
+    """An order for modules of FlashInfer: a verified release, the device, and the toolchain.
+
+    ``names`` are the sets and modules that the user asks for, ``calls`` what makes them. With
+    ``jobs`` None, memory decides. With ``fresh``, nothing of an interrupted build is used.
+    """
+
+    origin: SourceOrigin
+    target: Target
+    toolchain: Toolchain
+    names: Sequence[str]
+    calls: Sequence[Call]
+    jobs: int | None = None
+    offline: bool = False
+    fresh: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return the beginning of the wheel's local version."""
+        return f"{self.target.cuda_tag}.{self.target.name}"
+
+    @property
+    def expected(self) -> str:
+        """Return the file name of the wheel, without the digest that only the build knows."""
+        version = f"{self.origin.version}+{self.label}"
+        return f"{_PACKAGE}-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+
+    @property
+    def work(self) -> Path:
+        """Return the work folder in which the modules are compiled."""
+        name = f"flashinfer-{self.origin.version}-{self.target.name}"
+        return WORK / f"{name}-{self.toolchain.machine}"
+
+    @property
+    def arch(self) -> str:
+        """Return the arch of the device as nvcc's names have it, without a dot: ``121a``."""
+        return self.target.native.replace(".", "")
+
+    @property
+    def requirements(self) -> Path:
+        """Return the lock of what generators import, and of libraries to compile against."""
+        return _HOME / "requirements" / f"cuda-{self.target.cuda}.txt"
+
+
+def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
+    """Patch, generate, compile, prove and pack the modules, and return the wheel.
+
+    Raises BuildError, HostError, ProofError, StorageError, and the errors of ``apply``.
+    """
+    with staging() as staged:
+        env = clean_environment(order.work)
+        gencode = f"-gencode=arch=compute_{order.arch},code=sm_{order.arch}"
+        check_toolchain(order.toolchain, gencode, staged, env)
+
+        parts = [staged / name for name in ("source", "site", "cuda")]
+        facts = _patch_source(order, parts[0])
+        _install_generator(order, parts[1])
+        _make_toolkit(order, parts[2])
+
+        facts_text = as_text(facts)
+        fresh = order.fresh
+        with work_folder(
+            order.work, parts, facts_text, fresh=fresh, free=_FREE
+        ) as root:
+            libraries = _compile(root, order, env, progress)
+            raw = _pack(root, order, facts, libraries)
+            tag = platform_tag(raw, _PROVIDED)
+            sealed = seal_wheel(
+                raw, emptied(root / "sealed"), tag, _texts(root, facts), {}
+            )
+
+            binaries = require_portable(sealed)
+            for binary in binaries:
+                prove_exact(binary, order.target, cpu=order.toolchain.machine)
+            return BuiltWheel(
+                wheel=sealed, facts=facts, binaries=binaries, log=root / "log.txt"
+            )
+
+
+def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
+    """Put the patched source where generators find it, and return the facts of the build."""
+    facts = patch_sources(
+        "flashinfer", order.origin, order.target, order.toolchain, source
+    )
+    facts |= {
+        "arch": order.arch,
+        "modules": sorted(order.names),
+        "license": {"flashinfer": "Apache-2.0", "cuda": CUDA_LICENSE},
+    }
+    calls = [[call.function, dict(call.arguments)] for call in order.calls]
+    files = [
+        path.read_text("utf-8")
+        for path in (SCRIPT, order.requirements, *sorted(_HOME.glob("*.template")))
+    ]
+    digest = digest_label(as_text(facts), as_text(calls), *files)
+    facts["wheel"] = f"{order.origin.version}+{order.label}.{digest}"
+
+    # What FlashInfer's own build backend writes.
+    package = source / "flashinfer"
+    text = f'__version__ = "{order.origin.version}"\n__git_version__ = "unknown"\n'
+    (package / "_build_meta.py").write_text(text, "utf-8")
+    data = package / "data"
+    data.mkdir(exist_ok=True)
+    for path in _DATA:
+        (data / Path(path).name).symlink_to(f"../../{path}")
+    return facts
+
+
+def _install_generator(order: FlashInferOrder, site: Path) -> None:
+    """Install what the generators import for this machine's Python."""
+    lock = order.requirements
+    pins = [pin for pin in for_machine(lock) if not pin.name.startswith("nvidia-")]
+    install_locked(
+        Path(sys.executable),
+        lock,
+        pins,
+        f"--target={site}",
+        offline=order.offline,
+        progress=_unseen,
+    )
+
+
+def _unseen(_done: int, _total: int) -> None:
+    """Show nothing: what is installed is small beside what compiles."""
+
+
+def _make_toolkit(order: FlashInferOrder, dest: Path) -> None:
+    """Write the toolkit that FlashInfer calls CUDA_HOME, with the libraries that modules need."""
+    tools = order.toolchain
+    python = Path(sys.executable)
+    libraries = {name for call in order.calls for name in call.libraries}
+    site = target_site(
+        order.requirements,
+        WORK,
+        tools.machine,
+        python=python,
+        patterns=sorted(libraries) or ["none"],
+        offline=order.offline,
+        progress=_unseen,
+    )
+    # A toolkit without libraries has no folders for them.
+    for name in ("include", "lib"):
+        (site / "nvidia" / "cu13" / name).mkdir(parents=True, exist_ok=True)
+
+    if tools.machine == platform.machine():
+        full_toolkit(tools, site, dest)
+    else:
+        cross_toolkit(tools, site, python, dest, root=order.work / dest.name)
+
+
+def _compile(
+    root: Path,
+    order: FlashInferOrder,
+    env: dict[str, str],
+    progress: Progress,
+) -> dict[str, Path]:
+    """Compile the modules, and return name → library."""
+    calls = [
+        {
+            "function": call.function,
+            "arguments": dict(call.arguments),
+            "jobs": jobs_for(int(call.gib * BYTES_PER_GIB), order.jobs).number,
+        }
+        for call in sorted(order.calls, key=attrgetter("gib"))
+    ]
+    request = root / "calls.json"
+    request.write_text(as_text(calls), "utf-8")
+
+    cxx = order.toolchain.cxx
+    env |= {
+        "CUDA_HOME": str(root / "cuda"),
+        "CC": str(c_compiler(cxx)),  # nvcc's host compiler
+        "CXX": str(cxx),
+        "FLASHINFER_CUDA_ARCH_LIST": order.target.native,
+        "FLASHINFER_EXTRA_LDFLAGS": "-Wl,-s -Wl,--build-id=sha1",
+        "FLASHINFER_WORKSPACE_BASE": str(root / "workspace"),
+        "PYTHONPATH": f"{root / 'site'}:{root / 'source'}",
+    }
+    command = [*namespace_words(), sys.executable, str(SCRIPT), "--build"]
+    command += ["--cuda", order.target.cuda, str(request)]
+    run_build(command, root, env, progress)
+
+    lines = [
+        json.loads(line)
+        for line in (root / "log.txt").read_text("utf-8").splitlines()
+        if line.startswith('{"')
+    ]
+    for line in lines:
+        if "error" in line:
+            raise BuildError(
+                f"{line['function']}: {line['error']}",
+                why="this release of FlashInfer has another generator",
+                hint="please report this with the version",
+            )
+    return {line["name"]: Path(line["library"]) for line in lines if line["found"]}
+
+
+def _pack(
+    root: Path,
+    order: FlashInferOrder,
+    facts: Facts,
+    libraries: dict[str, Path],
+) -> Path:
+    """Write a wheel with the libraries, and with what FlashInfer asks it."""
+    names = {**facts, "arch": f"sm{order.arch}", "title": order.target.title}
+    texts = {
+        name: Template((_HOME / f"{name}.template").read_text("utf-8")).substitute(
+            names
+        )
+        for name in ("provider", "METADATA")
+    }
+    home = f"{_PACKAGE}-{facts['wheel']}.dist-info"
+    platform_name = f"linux_{order.toolchain.machine}"
+    raw = emptied(root / "raw")
+    raw /= f"{_PACKAGE}-{facts['wheel']}-py3-none-{platform_name}.whl"
+
+    tag = f"py3-none-{platform_name}"
+    members: dict[str, str | bytes] = {
+        f"{_PACKAGE}/__init__.py": texts["provider"],
+        f"{home}/METADATA": texts["METADATA"],
+        f"{home}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n",
+    }
+    for name, library in libraries.items():
+        path = f"{_PACKAGE}/jit_cache/{name}/{name}.so"
+        members[path] = library.read_bytes()
+    # For auditwheel; digests come when the wheel is sealed.
+    members[f"{home}/RECORD"] = "".join(f"{path},,\n" for path in members)
+
+    with zipfile.ZipFile(raw, "w") as archive:
+        for path, content in members.items():
+            archive.writestr(zipfile.ZipInfo(path), content)
+    return raw
+
+
+def _texts(root: Path, facts: Facts) -> dict[str, str]:
+    """Return the texts of the .dist-info folder: facts, SBOM and licences."""
+    source = root / "source"
+    texts = {
+        f"licenses/{path.name}": path.read_text("utf-8")
+        for path in sorted(source.glob("LICENSE*"))
+    }
+    return texts | {
+        FACTS: as_text(facts),
+        "sboms/patchkit.cdx.json": as_text(compiled_sbom(facts)),
+    }
