@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import platform
 import sys
-import zipfile
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from string import Template
 
 from patchkit.errors import BuildError
 from patchkit.frozen import frozen
@@ -26,7 +24,6 @@ from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.machine import (
     WORK,
-    emptied,
     jobs_for,
     namespace_words,
     staging,
@@ -35,9 +32,9 @@ from patchkit.wheel.build.machine import (
 from patchkit.wheel.build.make import (
     BuiltWheel,
     clean_environment,
-    platform_tag,
     run_build,
 )
+from patchkit.wheel.build.pack import fill_template, pack_wheel
 from patchkit.wheel.build.patched import patch_sources
 from patchkit.wheel.build.requirements import for_machine, install_locked
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
@@ -52,14 +49,9 @@ from patchkit.wheel.device.libraries import require_portable
 from patchkit.wheel.file.sbom import (
     CUDA_LICENSE,
     as_text,
-    compiled_sbom,
     digest_label,
 )
-from patchkit.wheel.file.wheelfile import FACTS, Facts
-from patchkit.wheel.file.write import seal_wheel
-
-DISTRIBUTION = "flashinfer-jit-cache"
-PINNED_BY = "flashinfer-python"
+from patchkit.wheel.file.wheelfile import Facts
 
 _HOME = RECIPES / "flashinfer"
 _PACKAGE = "flashinfer_jit_cache"
@@ -137,10 +129,16 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
             order.work, parts, facts_text, fresh=fresh, free=_FREE
         ) as root:
             libraries = _compile(root, order, env, progress)
-            raw = _pack(root, order, facts, libraries)
-            tag = platform_tag(raw, _PROVIDED)
-            sealed = seal_wheel(
-                raw, emptied(root / "sealed"), tag, _texts(root, facts), {}
+            arch = f"sm{order.arch}"
+            title = order.target.title
+            provider = fill_template(facts, "provider", title=title, arch=arch)
+            sealed = pack_wheel(
+                root,
+                facts,
+                fill_template(facts, "METADATA", title=title),
+                {f"{_PACKAGE}/__init__.py": provider.encode(), **libraries},
+                sorted((root / "source").glob("LICENSE*")),
+                _PROVIDED,
             )
 
             binaries = require_portable(sealed)
@@ -227,8 +225,8 @@ def _compile(
     order: FlashInferOrder,
     env: dict[str, str],
     progress: Progress,
-) -> dict[str, Path]:
-    """Compile the modules, and return name → library."""
+) -> dict[str, bytes]:
+    """Compile the modules, and return path in the wheel → library."""
     calls = [
         {
             "function": call.function,
@@ -266,54 +264,10 @@ def _compile(
                 why="this release of FlashInfer has another generator",
                 hint="please report this with the version",
             )
-    return {line["name"]: Path(line["library"]) for line in lines if line["found"]}
-
-
-def _pack(
-    root: Path,
-    order: FlashInferOrder,
-    facts: Facts,
-    libraries: dict[str, Path],
-) -> Path:
-    """Write a wheel with the libraries, and with what FlashInfer asks it."""
-    names = {**facts, "arch": f"sm{order.arch}", "title": order.target.title}
-    texts = {
-        name: Template((_HOME / f"{name}.template").read_text("utf-8")).substitute(
-            names
-        )
-        for name in ("provider", "METADATA")
-    }
-    home = f"{_PACKAGE}-{facts['wheel']}.dist-info"
-    platform_name = f"linux_{order.toolchain.machine}"
-    raw = emptied(root / "raw")
-    raw /= f"{_PACKAGE}-{facts['wheel']}-py3-none-{platform_name}.whl"
-
-    tag = f"py3-none-{platform_name}"
-    members: dict[str, str | bytes] = {
-        f"{_PACKAGE}/__init__.py": texts["provider"],
-        f"{home}/METADATA": texts["METADATA"],
-        f"{home}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n",
-    }
-    for name, library in libraries.items():
-        path = f"{_PACKAGE}/jit_cache/{name}/{name}.so"
-        members[path] = library.read_bytes()
-    # For auditwheel; digests come when the wheel is sealed.
-    members[f"{home}/RECORD"] = "".join(f"{path},,\n" for path in members)
-
-    with zipfile.ZipFile(raw, "w") as archive:
-        for path, content in members.items():
-            archive.writestr(zipfile.ZipInfo(path), content)
-    return raw
-
-
-def _texts(root: Path, facts: Facts) -> dict[str, str]:
-    """Return the texts of the .dist-info folder: facts, SBOM and licences."""
-    source = root / "source"
-    texts = {
-        f"licenses/{path.name}": path.read_text("utf-8")
-        for path in sorted(source.glob("LICENSE*"))
-    }
-    return texts | {
-        FACTS: as_text(facts),
-        "sboms/patchkit.cdx.json": as_text(compiled_sbom(facts)),
+    return {
+        f"{_PACKAGE}/jit_cache/{line['name']}/{line['name']}.so": Path(
+            line["library"]
+        ).read_bytes()
+        for line in lines
+        if line["found"]
     }

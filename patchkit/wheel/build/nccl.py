@@ -1,40 +1,38 @@
 """Build libnccl for one device, from a patched tree to a sealed wheel.
 
-NCCL's own makefiles do the work, driven by the scikit-build-core project in ``recipes/nccl``.
+NCCL's own makefiles do the work.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.frozen import frozen
-from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import Progress
 from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import load_facts
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.machine import WORK, emptied, staging, work_folder
+from patchkit.wheel.build.machine import WORK, staging, work_folder
 from patchkit.wheel.build.make import (
     BuiltWheel,
     drop_partial,
     nccl_environment,
     objects_to_make,
-    platform_tag,
     run_build,
 )
+from patchkit.wheel.build.pack import fill_template, pack_wheel
 from patchkit.wheel.build.patched import patch_sources
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
-from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, compiled_sbom, digest_label
-from patchkit.wheel.file.wheelfile import FACTS, Facts
-from patchkit.wheel.file.write import seal_wheel
+from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
+from patchkit.wheel.file.wheelfile import Facts
 
 # Bytes of disk: 2.29.7 for one arch leaves 204 MB, and compilers write temporary files.
 _FREE = 2 * BYTES_PER_GIB
 _LICENSE = "LICENSE.txt"
-_PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
+_NOTICES = "ThirdPartyNotices.txt"
 JOB_MEMORY = BYTES_PER_GIB  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
@@ -98,19 +96,21 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             fresh=order.fresh,
             free=_FREE,
         ) as root:
-            _write_project(root, order, facts)
-            raw = _compile_nccl(root, order, env, progress)
+            build = _compile_nccl(root, order, env, progress)
+            notices = root / "source" / _NOTICES
+            sealed = pack_wheel(
+                root,
+                facts,
+                fill_template(facts, "METADATA"),
+                dict(_installed_files(build, order.version)),
+                [root / "source" / _LICENSE, *([notices] if notices.is_file() else [])],
+            )
 
-            binaries = inspect_file(raw)
+            binaries = inspect_file(sealed)
             for binary in binaries:
                 prove_exact(binary, order.target, cpu=order.toolchain.machine)
-
-            tag = platform_tag(raw)
             return BuiltWheel(
-                wheel=seal_wheel(raw, emptied(root / "sealed"), tag, {}, {}),
-                facts=facts,
-                binaries=binaries,
-                log=root / "log.txt",
+                wheel=sealed, facts=facts, binaries=binaries, log=root / "log.txt"
             )
 
 
@@ -120,17 +120,26 @@ def _compile_nccl(
     env: dict[str, str],
     progress: Progress,
 ) -> Path:
-    drop_partial(root / "build")
+    """Compile the library below a folder, and return the folder."""
+    build = root / "build"
+    drop_partial(build)
     objects = objects_to_make(root, env, order.functions)
 
-    out = emptied(root / "raw")
-    # Without isolation: scikit-build-core comes with the extra for builds.
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    command += ["--outdir", str(out), str(root / "project")]
+    command = ["make", f"--directory={root / 'source' / 'src'}", "lib"]
+    command += [f"--jobs={order.jobs}", f"BUILDDIR={build}"]
+    command += [f"{name}={value}" for name, value in _make_variables(order).items()]
     run_build(command, root, env, progress, objects=objects)
+    return build
 
-    (raw,) = out.glob("*.whl")
-    return raw
+
+def _installed_files(build: Path, version: str) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of what stock's wheels hold: one library, and the headers."""
+    home = "nvidia/nccl"
+    library = build / "lib" / f"libnccl.so.{version}"
+    yield f"{home}/lib/libnccl.so.2", library.read_bytes()
+
+    for path in sorted((build / "include").rglob("*.h*")):
+        yield f"{home}/{path.relative_to(build)}", path.read_bytes()
 
 
 def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
@@ -145,45 +154,12 @@ def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
             "cuda": CUDA_LICENSE,
         },
     }
-    texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
+    template = fill_template({**facts, "wheel": ""}, "METADATA")
     reduced = "reduced." if order.functions else ""
-    # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of the recipe that packs.
-    label = digest_label(as_text(facts), *texts)
+    # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of what packs them.
+    label = digest_label(as_text(facts), template)
     version = f"{order.version}+{order.target.name}.{reduced}{label}"
     return facts | {"wheel": version}
-
-
-def _write_project(root: Path, order: NcclOrder, facts: Facts) -> None:
-    """Write the scikit-build-core project to ``root/project``, which ``pip wheel`` can build."""
-    settings = {
-        "NCCL_SOURCE": root / "source",
-        "NCCL_BUILD": root / "build",
-        "NCCL_VERSION": order.version,
-        "JOBS": order.jobs,
-        "WHEEL_VERSION": facts["wheel"],
-        "WHEEL_LICENSE": f"{facts['license']['nccl']} AND LicenseRef-NVIDIA-CUDA-EULA",
-    }
-    # Bracket arguments: CMake neither expands variables nor reads escapes in them.
-    lines = [f"set({name} [=[{value}]=])" for name, value in settings.items()]
-    lines.append("set(NCCL_MAKE")
-    variables = _make_variables(order)
-    lines += [f"  [=[{name}={value}]=]" for name, value in variables.items()]
-    lines += [")", ""]
-
-    home = load_recipe("nccl").home
-    texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
-    texts["settings.cmake"] = "\n".join(lines)
-    texts[FACTS] = as_text(facts)
-    texts["sboms/nccl.cdx.json"] = as_text(compiled_sbom(facts))
-    for name in (_LICENSE, "ThirdPartyNotices.txt"):
-        file = root / "source" / name
-        if file.is_file():
-            texts[name] = file.read_text("utf-8")
-
-    project = root / "project"
-    (project / "sboms").mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (project / name).write_text(text, "utf-8")
 
 
 def _make_variables(order: NcclOrder) -> dict[str, object]:
