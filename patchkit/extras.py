@@ -10,7 +10,7 @@ from pathlib import Path
 from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
-BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
+BUILD = ("auditwheel", "filelock", "jinja2", "ninja", "pyproject_hooks", "tvm_ffi")
 """Import names of the libraries that the extra ``build`` installs."""
 BASE = (
     "cmake",

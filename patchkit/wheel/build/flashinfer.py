@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
@@ -36,7 +39,6 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.pack import fill_template, pack_wheel
 from patchkit.wheel.build.patched import patch_sources
-from patchkit.wheel.build.requirements import for_machine, install_locked
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
     c_compiler,
@@ -104,7 +106,7 @@ class FlashInferOrder:
 
     @property
     def requirements(self) -> Path:
-        """Return the lock of what generators import, and of libraries to compile against."""
+        """Return the lock of the libraries of CUDA to compile against."""
         return _HOME / "requirements" / f"cuda-{self.target.cuda}.txt"
 
 
@@ -120,7 +122,8 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
 
         parts = [staged / name for name in ("source", "site", "cuda")]
         facts = _patch_source(order, parts[0])
-        _install_generator(order, parts[1])
+        # At the same path on every machine: the modules include its headers.
+        shutil.copytree(_tvm_ffi(), parts[1] / "tvm_ffi")
         _make_toolkit(order, parts[2])
 
         facts_text = as_text(facts)
@@ -149,6 +152,13 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
             )
 
 
+def _tvm_ffi() -> Path:
+    spec = find_spec("tvm_ffi")
+    assert spec is not None  # the extra for builds has it
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
 def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     """Put the patched source where generators find it, and return the facts of the build."""
     facts = patch_sources(
@@ -157,6 +167,7 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     facts |= {
         "arch": order.arch,
         "modules": sorted(order.names),
+        "tvm_ffi": version("apache-tvm-ffi"),
         "license": {"flashinfer": "Apache-2.0", "cuda": CUDA_LICENSE},
     }
     calls = [[call.function, dict(call.arguments)] for call in order.calls]
@@ -176,20 +187,6 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     for path in _DATA:
         (data / Path(path).name).symlink_to(f"../../{path}")
     return facts
-
-
-def _install_generator(order: FlashInferOrder, site: Path) -> None:
-    """Install what the generators import for this machine's Python."""
-    lock = order.requirements
-    pins = [pin for pin in for_machine(lock) if not pin.name.startswith("nvidia-")]
-    install_locked(
-        Path(sys.executable),
-        lock,
-        pins,
-        f"--target={site}",
-        offline=order.offline,
-        progress=_unseen,
-    )
 
 
 def _unseen(_done: int, _total: int) -> None:

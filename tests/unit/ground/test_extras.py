@@ -23,7 +23,8 @@ def test_the_libraries_are_those_of_the_dependencies():
     extra = {
         line.partition(">")[0] for line in project["optional-dependencies"]["build"]
     }
-    assert {name.replace("_", "-") for name in BUILD} == extra
+    names = {name.replace("_", "-") for name in BUILD}
+    assert names - {"tvm-ffi"} == extra - {"apache-tvm-ffi==0.1.11"}
     require_libraries(BASE)
 
 
