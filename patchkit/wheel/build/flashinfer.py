@@ -16,11 +16,11 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import BuildError
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES
-from patchkit.runtime.serve.compiled_modules import SCRIPT, Call
 from patchkit.source.archive import Progress
 from patchkit.source.origin import SourceOrigin
 from patchkit.target import Target
@@ -56,6 +56,7 @@ from patchkit.wheel.file.sbom import (
 from patchkit.wheel.file.wheelfile import Facts
 
 _HOME = RECIPES / "flashinfer"
+_SCRIPT = _HOME / "jit_modules.py"
 _PACKAGE = "flashinfer_jit_cache"
 # Bytes of disk: the source, the toolkit, and objects of the largest set.
 _FREE = 8 * BYTES_PER_GIB
@@ -69,15 +70,16 @@ _PROVIDED = ("libcuda.so.1", "libcudart.so.*", "libcublas*.so.*", "libnvrtc.so.*
 class FlashInferOrder:
     """An order for modules of FlashInfer: a verified release, the device, and the toolchain.
 
-    ``names`` are the sets and modules that the user asks for, ``calls`` what makes them. With
-    ``jobs`` None, memory decides. With ``fresh``, nothing of an interrupted build is used.
+    ``names`` are the sets and modules that the user asks for; ``calls`` make them, of the type
+    ``Call`` of the runtime. With ``jobs`` None, memory decides. With ``fresh``, nothing of an
+    interrupted build is used.
     """
 
     origin: SourceOrigin
     target: Target
     toolchain: Toolchain
     names: Sequence[str]
-    calls: Sequence[Call]
+    calls: Sequence[Any]
     jobs: int | None = None
     offline: bool = False
     fresh: bool = False
@@ -173,7 +175,7 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     calls = [[call.function, dict(call.arguments)] for call in order.calls]
     files = [
         path.read_text("utf-8")
-        for path in (SCRIPT, order.requirements, *sorted(_HOME.glob("*.template")))
+        for path in (_SCRIPT, order.requirements, *sorted(_HOME.glob("*.template")))
     ]
     digest = digest_label(as_text(facts), as_text(calls), *files)
     facts["wheel"] = f"{order.origin.version}+{order.label}.{digest}"
@@ -245,7 +247,7 @@ def _compile(
         "FLASHINFER_WORKSPACE_BASE": str(root / "workspace"),
         "PYTHONPATH": f"{root / 'site'}:{root / 'source'}",
     }
-    command = [*namespace_words(), sys.executable, str(SCRIPT), "--build"]
+    command = [*namespace_words(), sys.executable, str(_SCRIPT), "--build"]
     command += ["--cuda", order.target.cuda, str(request)]
     run_build(command, root, env, progress)
 
