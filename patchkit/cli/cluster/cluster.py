@@ -229,7 +229,7 @@ def _link_error(
     default="wheelhouse",
     show_default=True,
 )
-@flag("--apply", "patched", "Patch the vLLM of an image.")
+@flag("--apply", "patched", "Patch vLLM and FlashInfer of an image.")
 @flag("--native", "With --apply: assemble its PTX, too.")
 @rendered
 def install_vllm(cluster: Cluster, house: Path, patched: bool, native: bool) -> Blocks:

@@ -1,4 +1,4 @@
-"""Patch the vLLM of an image in a layer over it; the layer holds no file of patchkit."""
+"""Patch vLLM and FlashInfer of an image in a layer over it, without a file of patchkit."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def layer_text(
     user: str,
     options: Sequence[str],
 ) -> str:
-    """Return the text of the Containerfile that patches the vLLM of the image ``base``.
+    """Return the text of the Containerfile that patches vLLM and FlashInfer of the image ``base``.
 
     ``user`` is the image's default user: the step runs as root, and the layer keeps the user.
     Raises UsageError for a name of a user that a Containerfile cannot have.
@@ -170,8 +170,13 @@ def layer_text(
     apply = [software.python, "-m", "patchkit", "apply", "--trust-source"]
 
     variables = [f"{name}={value}" for name, value in _VARIABLES.items()]
-    command = quoted(*variables, *apply, *options, software.vllm_home)
+    kernels = software.flashinfer
+    packages = [software.vllm_home, kernels.home if kernels else ""]
 
+    command = " && ".join(
+        quoted(*variables, *apply, *options, package)
+        for package in filter(None, packages)
+    )
     step = f"RUN --mount=type=bind,target={_MOUNT_POINT},rw {command}"
     if user in _ROOT:
         return f"FROM {base}\n{step}\n"

@@ -179,9 +179,11 @@ def find_flashinfer(
             modules += _read_modules(home)
 
     folder = "_".join(sorted(archs.replace(".", "").split())) or "*"
-    runner = read_lines(homes[_FLASHINFER].with_name("flashinfer") / "jit/cpp_ext.py")
+    package = homes[_FLASHINFER].with_name("flashinfer")
+    runner = read_lines(package / "jit/cpp_ext.py")
     return FlashInfer(
         version=version,
+        home=str(package) if runner else "",
         modules=tuple(modules),
         cache=f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so",
         facts={

@@ -203,7 +203,9 @@ def test_where_memory_decides_how_many_compilers_run(env):
     (example,) = load_recipe("flashinfer").fix("jit_jobs").examples
     for text, jobs in ((example.before, ""), (example.after, "memory")):
         write_files(env.site, {place: text})
-        assert found(env).flashinfer.facts["jobs"] == jobs
+        kernels = found(env).flashinfer
+        assert kernels.facts["jobs"] == jobs
+        assert kernels.home == str(env.site / "flashinfer")
 
 
 # Which Python, and what it costs

@@ -1,17 +1,20 @@
 """The Containerfile that patches an image: what stands in it, and what may not."""
 
+from dataclasses import replace
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patchkit.cluster.launch.image_layer import layer_text
 from patchkit.errors import UsageError
-from patchkit.runtime.host.host import Software
+from patchkit.runtime.host.host import FlashInfer, Software
 
 SITE = "/usr/local/lib/python3.12/dist-packages/vllm"
+KERNELS = FlashInfer(version="", modules=(), cache="", facts={}, home="/opt/flashinfer")
 
 
-def text(user="", vllm=SITE):
-    found = Software(python="/usr/bin/python3", vllm_home=vllm)
+def text(user="", vllm=SITE, kernels=None):
+    found = Software(python="/usr/bin/python3", vllm_home=vllm, flashinfer=kernels)
     return layer_text(
         "localhost/patchkit:0123456789ab", found, user, ["--target", "gb10"]
     )
@@ -30,12 +33,20 @@ def test_the_layer_of_an_image():
     )
 
 
+def test_the_layer_of_an_image_with_flashinfer():
+    step = text().splitlines()[1]
+    second = step.partition(",rw ")[2].replace(SITE, KERNELS.home)
+    assert text(kernels=KERNELS).splitlines()[1] == f"{step} && {second}"
+    assert text(kernels=replace(KERNELS, home="")) == text()
+
+
 @example("$HOME", "a")
 @example("a\nRUN x", "$(x)'\n")
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_what_an_image_says_of_itself_never_leaves_its_place(user, folder):
     try:
-        found = text(user, folder).splitlines()
+        kernels = replace(KERNELS, home=folder)
+        found = text(user, folder, kernels).splitlines()
     except UsageError:
         return
     assert [line.partition(" ")[0] for line in found if line] in (

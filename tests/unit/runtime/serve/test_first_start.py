@@ -126,7 +126,9 @@ def test_jobs_are_those_of_env_files():
     assert rule.set["MAX_JOBS"] == str(MODULES.jobs)
 
     # Where FlashInfer asks memory itself, no variable does.
-    kernels = FlashInfer(modules=(), cache="", facts={**FACTS, "jobs": "memory"})
+    kernels = FlashInfer(
+        version="", modules=(), cache="", facts={**FACTS, "jobs": "memory"}
+    )
     (told,) = notes(BLOCKS, kernels=kernels)
     assert "with 4 at once, and as many run as memory holds" in told
     node = serve_lines.request("0.33.0", {"model": BLOCKS}).node
