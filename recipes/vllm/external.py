@@ -67,8 +67,8 @@ class External:
 
     ``name`` is its name in FetchContent; ``variable`` is the environment variable that, if set,
     names a folder to use instead of the fetch. ``pin`` is a commit id or a tag, ``submodules`` are
-    the submodules to fetch (None for all), and ``subdir`` is the folder of the source that CMake
-    enters. ``path`` and ``line`` say where the tree declares the fetch.
+    the submodules to fetch (None for all). ``path`` and ``line`` say where the tree declares the
+    fetch.
     """
 
     name: str
@@ -76,7 +76,6 @@ class External:
     url: str
     pin: str
     submodules: tuple[str, ...] | None
-    subdir: str
     path: str
     line: int
 
@@ -168,10 +167,15 @@ def _condition_holds(condition: tuple[str, ...]) -> bool | None:
     """
     if "(" in condition:
         return None
-    if "OR" in condition:
-        return _joined_holds(condition, "OR", decisive=True)
-    if "AND" in condition:
-        return _joined_holds(condition, "AND", decisive=False)
+    # The value that decides, whatever the other side of the joint is.
+    for joint, decisive in (("OR", True), ("AND", False)):
+        if joint in condition:
+            cut = condition.index(joint)
+            sides = (condition[:cut], condition[cut + 1 :])
+            values = list(map(_condition_holds, sides))
+            if decisive in values:
+                return decisive
+            return None if None in values else not decisive
 
     match condition:
         case ["NOT", *words]:
@@ -180,27 +184,6 @@ def _condition_holds(condition: tuple[str, ...]) -> bool | None:
         case [variable, "STREQUAL", text] if variable in _DEVICE:
             return _DEVICE[variable] == text
     return None
-
-
-def _joined_holds(
-    condition: tuple[str, ...],
-    joint: str,
-    *,
-    decisive: bool,
-) -> bool | None:
-    """Return the value of two conditions joined by OR or AND, None if the value is unknown.
-
-    If one of them has the ``decisive`` value (True for OR, False for AND), that is the result.
-    """
-    cut = condition.index(joint)
-    values = [
-        _condition_holds(condition[:cut]),
-        _condition_holds(condition[cut + 1 :]),
-    ]
-
-    if decisive in values:
-        return decisive
-    return None if None in values else not decisive
 
 
 def _find_external(
@@ -269,7 +252,6 @@ def _declared_external(
         url=field("GIT_REPOSITORY")[0].removesuffix(".git"),
         pin=pin[0],
         submodules=field("GIT_SUBMODULES") if "GIT_SUBMODULES" in values else None,
-        subdir="".join(field("SOURCE_SUBDIR")),
         path=path,
         line=call.line,
     )

@@ -35,7 +35,6 @@ FOO = External(
     url="https://example.org/foo",
     pin="v1.2",
     submodules=("third-party/a", "b"),
-    subdir="python/foo",
     path="CMakeLists.txt",
     line=8,
 )
@@ -113,7 +112,6 @@ def released(of, **change):
         "url": pin.url,
         "pin": pin.pin,
         "submodules": None,
-        "subdir": "",
         "path": "CMakeLists.txt",
         "line": 1,
     }

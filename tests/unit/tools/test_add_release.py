@@ -31,7 +31,6 @@ CUTLASS = External(
     url="https://example.org/x",
     pin="0123456789abcdef0123456789abcdef01234567",
     submodules=None,
-    subdir="",
     path="cmake/x.cmake",
     line=7,
 )

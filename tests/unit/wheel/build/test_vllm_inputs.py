@@ -35,7 +35,7 @@ KNOWN = {each.option: each for each in known_externals()}
 
 
 def wanted(option, variable, url="file:///nowhere", commit="1" * 40):
-    more = {"submodules": None, "subdir": "", "path": "x.cmake", "line": 1}
+    more = {"submodules": None, "path": "x.cmake", "line": 1}
     external = External(name=option, variable=variable, url=url, pin=commit, **more)
     return Wanted(external, KNOWN[option], commit)
 
