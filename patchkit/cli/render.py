@@ -38,6 +38,7 @@ from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.frozen import positional
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load
 
 Verb = Callable[..., Any]
@@ -78,21 +79,12 @@ house_option = option(
     show_default=True,
 )
 
-LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
-    Load.EXACT: {"fg": "green"},
-    Load.FAMILY: {"fg": "green"},
-    Load.COMPATIBLE: {"fg": "cyan"},
-    Load.JIT: {"fg": "yellow"},
-    Load.NONE: {"dim": True},
-}
-# The sign and style of each level of findings.
-MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
-    Level.ERROR: ("✗", {"fg": "red", "bold": True}),
-    Level.WARNING: ("!", {"fg": "yellow"}),
-    Level.NOTE: ("-", {"dim": True}),
-    Level.UNKNOWN: ("?", {"fg": "cyan"}),
-    Level.OK: ("✓", {"fg": "green"}),
-}
+Style = dict[str, Any]
+"""Keyword arguments of ``style``."""
+
+STYLES = RECIPES / "cli" / "styles.toml"
+LOAD_STYLES = read_toml(dict[str, Style], STYLES, key="load")
+MARKS = read_toml(dict[str, tuple[str, Style]], STYLES, key="level")
 _WHOLE = 1000  # characters of a command's help: so many that click cuts nothing off
 # Levels that a summary does not count by their names.
 _COUNTED = {Level.UNKNOWN: "not checked", Level.OK: "fine"}

@@ -480,7 +480,7 @@ def archs_command(source: SourceOptions, selection: Selection) -> Blocks:
 
 
 def _group_row(stock: Group, patched: Group, load: Load) -> Row:
-    styles = LOAD_STYLES[load]
+    styles = LOAD_STYLES[str(load)]
     return (
         style(str(load), **styles),
         style(";".join(patched.archs) or "-", **styles),

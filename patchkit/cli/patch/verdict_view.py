@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from patchkit.cli.out import LaidOut, Shown, bold, colour, dim, style, table
 from patchkit.cli.render import (
     BAD,
+    STYLES,
     Blocks,
     Data,
     Fields,
     Lines,
     Row,
+    Style,
     lead_word,
     note,
 )
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
+from patchkit.records import read_toml
 from patchkit.source.tree import SourceTree
 
-_Style = Mapping[str, Any]
-# Sign of a row, head of a line with several fixes, and style of both.
-_STYLES: Mapping[State, tuple[str, str, _Style]] = {
-    State.APPLY: ("→", "to apply", {"fg": "yellow"}),
-    State.APPLIED: ("✓", "applied", {"fg": "green"}),
-    State.UPSTREAM: ("=", "in upstream already", {"fg": "cyan"}),
-    State.NOT_APPLICABLE: ("·", "not for this release or device", {"dim": True}),
-    State.OFF: ("○", "off", {"dim": True}),
-    State.DRIFTED: ("✗", "drifted", {"fg": "red", "bold": True}),
-}
+_STYLES = read_toml(dict[str, tuple[str, str, Style]], STYLES, key="state")
 # States and severities whose fixes get a line. Optional fixes are off by default: they are counted.
 # The severity of a patch that the user named is None.
 _LISTED = [

@@ -162,7 +162,7 @@ def _library_table(
 def _library_cells(binary: Binary, target: Target) -> Row:
     load = binary.load(target)
     return (
-        style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
+        style(str(load), **LOAD_STYLES[str(load)]) if binary.live else "-",
         ", ".join(map(str, binary.cuda)) or "-",
         f"{binary.size / 1e6:.1f}",
         binary.name,
@@ -199,7 +199,7 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
     heads = ("section", "arch", "compressed", "count", "loads")
     yield from table(rows, heads=heads)
 
-    styles = LOAD_STYLES[binary.load(target)]
+    styles = LOAD_STYLES[str(binary.load(target))]
     yield style(f"  {_load_sentence(binary, target)}", **styles)
 
 
