@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +64,16 @@ from patchkit.quoting import quoted
 from patchkit.runtime.envfile.env_file import write
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.releases import read_env_data, refusal
 
 
-class _IPv4Type(click.ParamType[Any]):
-    """The type of an option that takes an IPv4 address or network; its error shows an example."""
-
-    def __init__(self, kind: type[IPv4Address | IPv4Network], example: str) -> None:
-        self.kind = kind
-        self.example = example
-        self.name = kind.__name__.removeprefix("IPv4")
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return self.kind(value)
-        except ValueError as error:
-            what = f"{value!r} is not an IPv4 {self.name.lower()}: {error}"
-            self.fail(f"{what}; for example {self.example}", param, ctx)
+def _read_network(text: str) -> IPv4Network:
+    try:
+        return IPv4Network(text)
+    except ValueError as error:
+        what = f"{text!r} is not an IPv4 network: {error}"
+        raise UsageError(what, hint="one such as 192.168.100.0/24") from None
 
 
 _NETWORK = read_env_data("network")
@@ -109,9 +102,9 @@ def net_command() -> None:
 @option("--role", "Of two nodes: node 1 or 2.", type=click.Choice(["head", "worker"]))
 @option("--nodes N", "How many.", type=int, default=2, show_default=True)
 @option(
-    "--network",
+    "--network NETWORK",
     f"Renumber from here; default: keep, or {_NETWORK['plan']['network']}",
-    type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
+    type=_read_network,
 )
 @_NETDEV
 @option("--mtu N", "MTU; default: keep it.", type=int)
@@ -269,10 +262,10 @@ def _interface_row(line: Line) -> Row:
 
 @net_command.command("verify")
 @option(
-    "--peer",
+    "--peer ADDRESS",
     "peers",
     "Address of the peer; repeat per twin.",
-    type=_IPv4Type(IPv4Address, "192.168.100.11"),
+    type=check_ipv4,
     multiple=True,
 )
 @option("--ssh HOST", "Check the peer, too; it needs no patchkit.")

@@ -399,7 +399,7 @@ def verify_network(
     host: Host,
     cages: Cages,
     peer: Host | None,
-    addresses: Sequence[IPv4Address],
+    addresses: Sequence[str],
     *,
     live: bool,
 ) -> Findings:
@@ -412,7 +412,7 @@ def verify_network(
     halves += host.masters(halves)
 
     yield from host_checks(host, cages)
-    targets = dict.fromkeys(map(str, addresses))
+    targets = dict.fromkeys(addresses)
     if peer:
         yield from pair_checks(host, cages, peer)
         targets |= dict.fromkeys(_find_targets(host, halves, peer))

@@ -186,7 +186,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             7,
             ["/proc/x: not a folder that can be written to", "with --dir"],
         ),
-        ("net verify --peer 300.1.1.1", 2, ["; for example 192.168.100.11\n"]),
+        (
+            "net verify --peer 300.1.1.1",
+            2,
+            ["is not an IPv4 address", "IPv4: 192.168.100.10\n"],
+        ),
         (
             "serve-args /nonexist --vllm 0.33.0",
             0,
