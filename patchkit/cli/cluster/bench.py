@@ -78,8 +78,8 @@ def bench_command() -> None:
 
     \b
       patchkit bench openai/gpt-oss-20b
-      patchkit bench MODEL --compare a.toml b.toml
       patchkit bench MODEL --cluster cluster.toml
+      patchkit bench MODEL --cluster a.toml --cluster b.toml
       patchkit bench MODEL --url http://HOST:8000
       patchkit bench diff RESULTS OTHERS
     """
@@ -89,8 +89,9 @@ def bench_command() -> None:
 @click.argument("model")
 @click.argument("args", nargs=-1)
 @option("--url URL", "Measure the server that runs there.")
-@option("--compare A B", "Two cluster files, in turns.", nargs=2, type=PATH)
-@option("--cluster FILE", "Serve on this cluster.", multiple=True, type=PATH)
+@option(
+    "--cluster FILE", "Serve on this cluster; two in turns.", multiple=True, type=PATH
+)
 @VENV_OPTION
 @option(
     "--input",
@@ -170,7 +171,7 @@ def _planned_variants(
 ) -> Iterator[PlannedVariant]:
     """Yield the variants to measure: the server at --url, those of cluster files, or one here."""
     venv = options["venv"] or ""
-    ways = [options["url"], options["compare"], options["cluster"]]
+    ways = [options["url"], options["cluster"]]
     match list(filter(None, ways)):
         case []:
             yield plan_cluster(cluster_here(venv), "served", model, venv, args)
@@ -184,7 +185,7 @@ def _planned_variants(
                     read_cluster_file(path), path.stem, model, venv, args
                 )
         case _:
-            raise UsageError("--url, --compare, --cluster: one of them")
+            raise UsageError("--url, --cluster: one of them")
 
 
 def _series_row(series: Series) -> Row:
