@@ -77,13 +77,13 @@ def machine_findings(node: NodeReport) -> Findings:
         check_memory,
         check_memory_guard,
         check_rdma_files,
-        check_flashinfer,
     )
     of_python = (
         check_torch,
         check_lost_nccl,
         check_nccl,
         check_compilers,
+        check_flashinfer,
     )
     of_image = (
         check_engine,

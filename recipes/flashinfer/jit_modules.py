@@ -59,7 +59,8 @@ def main() -> None:
     parser.add_argument("calls", nargs="?", type=argparse.FileType(), default="-")
     options = parser.parse_args()
     os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, _end_compilers)
+    # ninja then ends its compilers.
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGINT))
     calls = json.load(options.calls)
 
     # ninja lies beside the Python that has FlashInfer.
@@ -83,12 +84,6 @@ def main() -> None:
         if jobs:
             os.environ["MAX_JOBS"] = str(jobs)
         _build(core, specs, at_once=bool(options.cuda))
-
-
-def _end_compilers(*_signal: object) -> None:
-    """End ninja, which ends its compilers and removes what they have not finished."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.killpg(0, signal.SIGINT)
 
 
 def _build(core: Any, specs: list[Any], *, at_once: bool) -> None:

@@ -32,7 +32,7 @@ from patchkit.cli.render import (
 from patchkit.errors import UsageError
 from patchkit.runtime.host.software import find_flashinfer
 from patchkit.runtime.python.distributions import find_version
-from patchkit.runtime.serve.command_notes import kernel_notes
+from patchkit.runtime.serve.command_notes import kernel_advice
 from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
@@ -120,20 +120,18 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
     else:
         yield "nothing here holds device code"
     if path.is_dir():
-        yield from _flashinfer_notes([str(find_site(path))])
+        yield from map(note, _kernel_texts([str(find_site(path))]))
     if not _is_library(path) and any(library.writable for library in libraries):
         yield next_verb("native", path, "--write", where="to compile it now")
 
 
-def _flashinfer_notes(site: list[str]) -> Lines:
+def _kernel_texts(site: list[str]) -> Lines:
     """Yield how many modules of FlashInfer an environment brings, and what keeps them from use."""
-    kernels = find_flashinfer(site, os.environ)
-    if kernels:
+    if kernels := find_flashinfer(site, os.environ):
         count = counted_noun(len(kernels.modules), "compiled module")
-        yield note(
-            f"FlashInfer brings {count}; what a model lacks here: `patchkit serve-args MODEL`"
-        )
-        yield from map(note, kernel_notes(kernels, find_version(site, "vllm")))
+        yield f"FlashInfer brings {count}; what a model lacks here: `patchkit serve-args MODEL`"
+        for advice in kernel_advice(kernels, find_version(site, "vllm")):
+            yield advice.says
 
 
 def _is_library(path: Path) -> bool:

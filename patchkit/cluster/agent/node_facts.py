@@ -34,7 +34,7 @@ from patchkit.records import RecordError, record
 from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE, parse_whole
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.software import add_compiled, find_ptxas
+from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.python.distributions import (
     Owner,
     find_distributions,
@@ -141,8 +141,8 @@ def look_at_node(
         image_facts = look_at_image(**image)
         ptxas = image_facts.contents.ptxas
         software = image_facts.contents.software
-        if software:
-            software = add_compiled(software, environment)
+        # The image does not hold what was compiled just in time.
+        software = software and replace(software, flashinfer=None)
         host = replace(host, software=software)
 
     user = pwd.getpwuid(os.getuid()).pw_name

@@ -37,7 +37,6 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_rules
 from patchkit.runtime.serve.args import ServeCommand, serve_args
-from patchkit.runtime.serve.compiled_modules import Module
 from patchkit.runtime.serve.request import (
     MASTER_PORT,
     ServeRequest,
@@ -81,11 +80,6 @@ class PlannedRank:
     env: ClusterEnv
     text: str
     command: ServeCommand | None
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Return the modules that the rank's vLLM asks FlashInfer for."""
-        return self.command.modules if self.command else ()
 
     @property
     def address(self) -> str:

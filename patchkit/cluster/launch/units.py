@@ -172,12 +172,13 @@ class GroupUnits:
     ) -> dict[str, object]:
         """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
+        modules = rank.command.modules if rank.command else ()
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
-            "modules": " ".join(module.name for module in rank.modules),
+            "modules": " ".join(module.name for module in modules),
             "files": {name: digest(content) for name, content in files.items()},
         }
 

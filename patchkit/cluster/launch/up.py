@@ -196,14 +196,12 @@ def _compile_first(
     """Compile what a first start lacks while no weights are in memory; a failure is only noted."""
     rank = plan.units.ranks[0]
     node = rank.env.node
-    for text in first_start_notes(node, rank.modules):
+    modules = rank.command.modules if rank.command else ()
+    for text in first_start_notes(node, modules):
         watcher.note(text)
 
-    calls = missing_calls(node, rank.modules)
+    calls = missing_calls(node, modules)
     if not calls:
-        return
-    if rank.facts.image:
-        watcher.note("in an image that is compiled beside the weights, not before them")
         return
 
     unit = plan.states[0].units[0]
@@ -236,8 +234,8 @@ def _compile_first(
         for line in lines
     ]
     error = watcher.explain(journal, "the start compiles it beside the weights")
-    watcher.note(f"not compiled before the start: {error.what}")
-    watcher.note(f"{error.why}; next: {error.hint}")
+    what = f"not compiled before the start: {error.what}; {error.why}"
+    watcher.note(f"{what}; next: {error.hint}")
 
 
 def _watch_again(

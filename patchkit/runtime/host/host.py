@@ -181,13 +181,11 @@ class Nccl:
 class FlashInfer:
     """FlashInfer in one Python: its compiled modules, and the ``facts`` that advice depends on.
 
-    ``cache`` is a pattern for modules that were compiled here, below FLASHINFER_WORKSPACE_BASE.
     ``home`` is the package's folder, "" if it is not beside its metadata.
     """
 
     version: str
     modules: tuple[str, ...]
-    cache: str
     facts: Mapping[str, str]
     home: str = ""
 

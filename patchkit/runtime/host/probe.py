@@ -33,7 +33,7 @@ from patchkit.runtime.host.machine_root import (
     parse_whole,
     printable,
 )
-from patchkit.runtime.host.software import add_compiled, read_software
+from patchkit.runtime.host.software import read_software
 from patchkit.runtime.rules.releases import read_env_data
 
 _DMI = "sys/class/dmi/id"
@@ -238,8 +238,7 @@ def probe(
 
     if reader.live or python:
         try:
-            software = read_software(python, environment)
-            host = replace(host, software=add_compiled(software, environment))
+            host = replace(host, software=read_software(python, environment))
         except HostError as error:
             if python:
                 raise

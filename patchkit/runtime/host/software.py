@@ -8,7 +8,6 @@ import shutil
 import site
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from patchkit.foreign import read_json
@@ -136,25 +135,12 @@ def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
     return Nccl(path=choice.path or "", version=version, why=choice.why)
 
 
-def add_compiled(software: Software, environment: Mapping[str, str]) -> Software:
-    """Return software with the modules of FlashInfer that were compiled on this machine."""
-    kernels = software.flashinfer
-    if kernels is None:
-        return software
-
-    base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
-    folder = Path(base.replace("{vllm}", software.vllm)).expanduser()
-    names = [file.stem for file in folder.glob(kernels.cache)]
-    modules = (*kernels.modules, *names)
-    return replace(software, flashinfer=replace(kernels, modules=modules))
-
-
 def find_flashinfer(
     path: Sequence[str], environment: Mapping[str, str]
 ) -> FlashInfer | None:
     """Return the FlashInfer on ``path`` (``sys.path``), None if it is not installed.
 
-    What was compiled just in time is not in it.
+    ``{vllm}`` in FLASHINFER_WORKSPACE_BASE stands for the release of vLLM.
     """
     homes = {name: folders[0] for name, folders in find_distributions(path).items()}
     version = find_version(path, _FLASHINFER).partition("+")[0]
@@ -178,14 +164,18 @@ def find_flashinfer(
         else:
             modules += _read_modules(home)
 
+    base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
+    base = base.replace("{vllm}", find_version(path, "vllm"))
     folder = "_".join(sorted(archs.replace(".", "").split())) or "*"
+    pattern = f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so"
+    modules += [file.stem for file in Path(base).expanduser().glob(pattern)]
+
     package = homes[_FLASHINFER].with_name("flashinfer")
     runner = read_lines(package / "jit/cpp_ext.py")
     return FlashInfer(
         version=version,
         home=str(package) if runner else "",
         modules=tuple(modules),
-        cache=f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so",
         facts={
             "prebuilt": prebuilt,
             # With patchkit's fix jit_jobs, or a release that does the same.

@@ -29,10 +29,10 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
 from patchkit.runtime.serve.command_notes import (
     RECURRENT,
-    asked_modules,
     context_notes,
     first_start_notes,
     flag_notes,
+    missing_modules,
     model_notes,
     speed_notes,
 )
@@ -80,7 +80,7 @@ class ServeCommand:
     """A `vllm serve` command with what a user should know about it.
 
     ``left_out`` are flags that are not set on purpose, each with its reason. ``off`` are the rules
-    that apply but are off. ``modules`` are those that vLLM asks FlashInfer for.
+    that apply but are off. ``modules`` are those of FlashInfer that are not compiled.
     """
 
     request: ServeRequest
@@ -88,7 +88,7 @@ class ServeCommand:
     left_out: tuple[ServeFlag, ...]
     off: tuple[FlagRule, ...]
     advice: tuple[Advice, ...]
-    modules: tuple[Module, ...]
+    modules: Sequence[Module]
     notes: Names
 
     @property
@@ -154,7 +154,7 @@ def serve_args(
     advice = [_fault_advice(fault, request) for fault in faults]
     advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
-    modules = asked_modules(request.node, values)
+    modules = missing_modules(request.node, values)
     discouraged = [_flag_of_rule(rule, rule.values) for rule in left_out]
     return ServeCommand(
         request=request,

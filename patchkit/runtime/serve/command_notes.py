@@ -133,11 +133,31 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     )
 
 
-def asked_modules(node: Node, flags: Values) -> tuple[Module, ...]:
-    """Return the modules that vLLM asks for; none for a build that is no release."""
+def missing_modules(node: Node, flags: Values) -> list[Module]:
+    """Return the modules that vLLM asks for and that are not compiled, as far as that is known.
+
+    For a build that is no release there are none.
+    """
     if node.preset and node.preset.build:
-        return ()
-    return select_entries(MODULES.module, {**node.situation, **flags})
+        return []
+
+    kernels = node.kernels
+    modules = select_entries(MODULES.module, {**node.situation, **flags})
+    return [row for row in modules if not (kernels and kernels.has(row.name))]
+
+
+def missing_calls(node: Node, modules: Iterable[Module]) -> list[Call]:
+    """Return calls of FlashInfer's generators for modules, none for an unknown FlashInfer.
+
+    Modules that depend on the sizes of attention heads are left to the start.
+    """
+    if node.kernels is None:
+        return []
+
+    names = {name for row in modules for name in row.generators}
+    major = targets()[node.target].capability[0]
+    calls = MODULES.calls(node.kernels.version, major, names)
+    return [call for call in calls if "head_dim" not in str(call.arguments)]
 
 
 def kernel_advice(kernels: FlashInfer, vllm: str) -> tuple[Advice, ...]:
@@ -145,46 +165,19 @@ def kernel_advice(kernels: FlashInfer, vllm: str) -> tuple[Advice, ...]:
     return select_entries(MODULES.advice, {"vllm": vllm, **kernels.facts})
 
 
-def lacking_modules(node: Node, modules: Iterable[Module]) -> list[Module]:
-    """Return the modules that are not compiled, as far as the node's FlashInfer is known."""
-    kernels = node.kernels
-    return [row for row in modules if not (kernels and kernels.has(row.name))]
-
-
-def missing_calls(node: Node, modules: Iterable[Module]) -> list[Call]:
-    """Return calls of FlashInfer's generators for what is not compiled, as far as that is known.
-
-    Modules that depend on the sizes of attention heads are left to the start.
-    """
-    if node.kernels is None:
-        return []
-
-    names = {name for row in lacking_modules(node, modules) for name in row.generators}
-    major = targets()[node.target].capability[0]
-    calls = MODULES.calls(node.kernels.version, major, names)
-    return [call for call in calls if "head_dim" not in str(call.arguments)]
-
-
-def kernel_notes(kernels: FlashInfer, vllm: str) -> Iterator[str]:
-    """Yield the advice of ``kernel_advice`` as notes."""
-    for row in kernel_advice(kernels, vllm):
-        yield f"{row.says}; instead: {row.instead}"
-
-
 def first_start_notes(node: Node, modules: Sequence[Module]) -> Iterator[str]:
     """Yield what compiles before the first answer, and what keeps compiled modules from use."""
-    if node.kernels and modules:
-        yield from kernel_notes(node.kernels, node.vllm)
-
-    lacking = lacking_modules(node, modules)
-    if not lacking:
+    if node.kernels:
+        for advice in kernel_advice(node.kernels, node.vllm):
+            yield f"{advice.says}; instead: {advice.instead}"
+    if not modules:
         return
 
     unless = "" if node.kernels else ", if an earlier one did not"
-    names = ", ".join(row.id for row in lacking)
-    units = sum(row.units for row in lacking)
-    minutes = sum(row.seconds for row in lacking) / MODULES.jobs / 60
-    gib = max(row.gib for row in lacking)
+    names = ", ".join(row.id for row in modules)
+    units = sum(row.units for row in modules)
+    minutes = sum(row.seconds for row in modules) / MODULES.jobs / 60
+    gib = max(row.gib for row in modules)
     more = "".join(row.says for row in select_entries(MODULES.more, node.situation))
     yield (
         f"FlashInfer compiles at the first start{unless}: {names}; {units} units, up to {gib} GiB "

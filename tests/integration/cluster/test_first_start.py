@@ -14,8 +14,8 @@ from patchkit.cluster.agent import node_state
 from patchkit.cluster.agent.node_state import compile_modules
 from patchkit.cluster.agent.unit_journal import JournalLine
 from patchkit.doctor.symptoms.findings import explain_failed_start
-from patchkit.runtime.host.host import FlashInfer, Memory, Software
-from patchkit.runtime.host.software import add_compiled
+from patchkit.runtime.host.host import FlashInfer, Memory
+from patchkit.runtime.host.software import find_flashinfer
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.serve.args import serve_args
 from patchkit.runtime.serve.command_notes import missing_calls
@@ -130,7 +130,7 @@ def running(folder):
     return [text for text in texts if os.fsencode(folder) in text and b"ninja" in text]
 
 
-def test_cut_short_it_goes_on_and_then_nothing_is_left(machine, tmp_path):
+def test_cut_short_it_goes_on_and_then_nothing_is_left(packages, machine, tmp_path):
     log = tmp_path / "log"
     (tmp_path / "slow").touch()
     former = os.umask(0o002)
@@ -163,10 +163,7 @@ def test_cut_short_it_goes_on_and_then_nothing_is_left(machine, tmp_path):
     )
     assert log.read_text() == ""
 
-    pattern = f".cache/flashinfer/{VERSION}/121a/cached_ops/*/*.so"
-    kernels = FlashInfer(version=VERSION, modules=(), cache=pattern, facts={})
-    software = Software(python="", flashinfer=kernels)
-    kernels = add_compiled(software, machine).flashinfer
+    kernels = find_flashinfer([str(packages)], machine)
     assert {*kernels.modules} == {"sampling", "fp4_gemm_cutlass_sm120"}
 
 
@@ -223,11 +220,9 @@ def test_as_many_compilers_as_memory_holds(gib, cores, jobs, tmp_path, monkeypat
 )
 def test_what_heads_decide_is_left_to_the_start(model, compiled, functions):
     request = serve_lines.request("0.33.0", {"model": model})
-    kernels = FlashInfer(
-        version="0.7.2.post1", modules=tuple(compiled), cache="", facts={}
-    )
-    node = replace(request.node, kernels=kernels)
+    kernels = FlashInfer(version="0.7.2.post1", modules=tuple(compiled), facts={})
+    request = replace(request, node=replace(request.node, kernels=kernels))
     modules = serve_args(request, load_flag_rules()).modules
-    calls = missing_calls(node, modules)
+    calls = missing_calls(request.node, modules)
     assert sorted(call.function.partition(":")[2] for call in calls) == functions
-    assert missing_calls(replace(node, kernels=None), modules) == []
+    assert missing_calls(replace(request.node, kernels=None), modules) == []

@@ -494,7 +494,7 @@ def test_up_of_the_same_files_starts_what_does_not_run(
     assert [note[:38] for note in notes if "compiles" in note] == told
 
 
-KERNELS = FlashInfer(version="0.6.13", modules=("rope",), cache="", facts={"nvcc": "n"})
+KERNELS = FlashInfer(version="0.6.13", modules=("rope",), facts={"nvcc": "n"})
 STEPS = ["20 % of 4 steps", "00 % of 40 steps", "70 % of 40 steps"]
 FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build failed."]
 

@@ -7,7 +7,7 @@ import pytest
 
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.host.software import add_compiled, find_python, read_software
+from patchkit.runtime.host.software import find_python, read_software
 from patchkit.runtime.python.libnccl import nccl_version
 from support import flashinfer, write_files
 from support.layout import Environment
@@ -171,7 +171,7 @@ def test_modules_of_flashinfer(wheels, variables, modules, prebuilt, env, tmp_pa
     flashinfer.compile_into(tmp_path, "0.6.13", "121a", "page")
     env.variables |= {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), **variables}
 
-    kernels = add_compiled(found(env), env.variables).flashinfer
+    kernels = found(env).flashinfer
 
     assert modules <= {*kernels.modules}
     assert "page" not in kernels.modules

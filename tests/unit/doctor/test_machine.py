@@ -56,7 +56,7 @@ SOFTWARE = Software(
     triton="3.6.0",
     cuda="13.0",
     flashinfer=FlashInfer(
-        version="", modules=("sampling",), cache="", facts={"nvcc": "/usr/bin/nvcc"}
+        version="", modules=("sampling",), facts={"nvcc": "/usr/bin/nvcc"}
     ),
 )
 STAMP = "2026-11-23T03:00:00+0000 s kernel: "

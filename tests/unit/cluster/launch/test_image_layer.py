@@ -10,7 +10,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.host.host import FlashInfer, Software
 
 SITE = "/usr/local/lib/python3.12/dist-packages/vllm"
-KERNELS = FlashInfer(version="", modules=(), cache="", facts={}, home="/opt/flashinfer")
+KERNELS = FlashInfer(version="", modules=(), facts={}, home="/opt/flashinfer")
 
 
 def text(user="", vllm=SITE, kernels=None):

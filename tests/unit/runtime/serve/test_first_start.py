@@ -92,7 +92,7 @@ def test_what_is_there_is_not_compiled():
     xqa = "xqa_input_bf16_kv_cache_e4m3_output_bf16_page_size_16_head_dim_64_head_group_ratio_8_"
     xqa += "use_sliding_window_{}_use_spec_dec_False_spec_q_seq_len_1"
     there = [name.format(window) for name in (swa, xqa) for window in (True, False)]
-    kernels = FlashInfer(version="", modules=tuple(there), cache="", facts=FACTS)
+    kernels = FlashInfer(version="", modules=tuple(there), facts=FACTS)
 
     (told,) = notes(SINKS, kernels=kernels)
     assert "at the first start: sampling; 3 units, up to 1.0 GiB" in told
@@ -114,7 +114,7 @@ def test_what_is_there_is_not_compiled():
     ],
 )
 def test_what_keeps_kernels_from_use(vllm, facts, said):
-    kernels = FlashInfer(version="", modules=("sampling",), cache="", facts=facts)
+    kernels = FlashInfer(version="", modules=("sampling",), facts=facts)
     told = notes(BLOCKS, vllm, kernels)
     assert [said in note and "; instead: " in note for note in told] == [True] * bool(
         said
@@ -126,9 +126,7 @@ def test_jobs_are_those_of_env_files():
     assert rule.set["MAX_JOBS"] == str(MODULES.jobs)
 
     # Where FlashInfer asks memory itself, no variable does.
-    kernels = FlashInfer(
-        version="", modules=(), cache="", facts={**FACTS, "jobs": "memory"}
-    )
+    kernels = FlashInfer(version="", modules=(), facts={**FACTS, "jobs": "memory"})
     (told,) = notes(BLOCKS, kernels=kernels)
     assert "with 4 at once, and as many run as memory holds" in told
     node = serve_lines.request("0.33.0", {"model": BLOCKS}).node
