@@ -11,7 +11,6 @@ from patchkit.cli.out import LaidOut, tell
 from patchkit.cli.render import (
     Blocks,
     Data,
-    Record,
     VerbGroup,
     flag,
     house_option,
@@ -62,13 +61,11 @@ def write_containerfile(base: str, unpinned: bool, house: Path) -> Blocks:
     caches = cache_variables(CACHE_HOME, vllm) if vllm else {}
     made = containerfile(manifest, base, house.as_posix(), caches)
     builds = build_commands(made.platform)
-    yield Record(
-        {
-            "containerfile": made.text,
-            "platform": made.platform,
-            "build": builds,
-        }
-    )
+    yield {
+        "containerfile": made.text,
+        "platform": made.platform,
+        "build": builds,
+    }
     yield Data(made.text)
 
     tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
@@ -119,10 +116,10 @@ def write_kubernetes(
         raise UsageError(what, hint="--lock WHEELHOUSE, or --vllm 0.33.0")
 
     cluster = read_cluster_file(file) if file else cluster_here()
-    host = probe(root, environment={})
+    host = probe(root)
     units = plan_pods(cluster.with_image(image), host, model, nodes, versions)
     manifest = kubernetes_manifest(units, groups)
-    yield Record({"manifest": manifest})
+    yield {"manifest": manifest}
     yield Data(manifest)
 
     if "@" not in image:

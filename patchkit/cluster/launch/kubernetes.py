@@ -45,12 +45,11 @@ def plan_pods(
     ``versions`` are those in the image: of vllm, and of triton and nccl if they are known. Raises
     as ``planned_ranks`` does.
     """
+    head = replace(cluster.members[0], ssh="rank-0")
     workers = [ClusterNode(ssh=f"rank-{number}") for number in range(1, nodes)]
-    cluster = replace(
-        cluster,
-        members=(cluster.members[0], *workers),
-        serve=replace(cluster.serve, executor="mp"),
-    )
+    # Each pod listens at its node's address, and vLLM joins the pods without Ray.
+    serve = replace(cluster.serve, executor="mp", listen="local", host="")
+    cluster = replace(cluster, members=(head, *workers), serve=serve)
     nccl = {"path": "", "version": versions.pop("nccl", ""), "why": ""}
     software = record(Software, {"python": "", "torch_nccl": nccl, **versions})
     facts = NodeFacts(

@@ -24,6 +24,8 @@ FILE = """
 name = "llm"
 model_folder = "/srv/models"
 [serve]
+executor = "ray"
+listen = "lan"
 port = 9000
 args = ["--max-model-len", "4096"]
 set = { VLLM_LOGGING_LEVEL = "DEBUG" }
@@ -60,6 +62,10 @@ def test_the_choices_of_a_cluster_file_are_in_it(export, cli, tmp_path):
     tail = ["--served-model-name", LARGE, "--max-model-len", "4096"]
     assert group.command(0)[-4:] == group.command(1)[-4:] == tail
     assert group.variables(1)["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    # Not the file's: vLLM joins pods by itself, and a server listens at its node's address.
+    assert "--nnodes" in group.command(0)
+    assert "ray" not in group.command(0)
+    assert group.command(0, address="10.1.2.3").count("10.1.2.3") == 1
     assert "the version of triton is unknown" in done.stderr
     assert "the version of nccl" not in done.stderr
 

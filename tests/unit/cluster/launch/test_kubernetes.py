@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from patchkit.cluster.launch.kubernetes import kubernetes_manifest, plan_pods
 from patchkit.errors import UsageError
+from patchkit.records import RECIPES
 from support.clusters import cluster, node_facts, units_of
 from support.manifests import IMAGE, PodGroup
 from support.model_server import ModelServer
@@ -311,6 +312,13 @@ def test_the_fifth_start_of_an_hour_waits(ages, says, pods, tmp_path):
     assert (code, output.startswith(says)) == (None if says else 0, True), output
     if not says:
         assert abs(float(starts.read_text().split()[-1]) - now) < 60
+
+
+def test_a_node_begins_as_many_pods_as_starts_of_its_unit(pods):
+    unit = (RECIPES / "units" / "head.service").read_text()
+    limits = re.findall("^(?:StartLimit|Restart).*=(\\d.*)$", unit, re.MULTILINE)
+    assert limits == ["1h", "4", "20"]
+    assert "LIMIT, HOUR, PAUSE = 4, 3600, 20\n" in pods.script("begin.py")
 
 
 def test_a_worker_waits_for_its_leaders_name(pods, tmp_path):
