@@ -308,7 +308,7 @@ def compile_modules(
 
     done = running.done
     if done.trouble:
-        lines += (done.errors or done.trouble).splitlines()
+        lines += (done.errors or done.error().what).splitlines()
         return False, lines[-_LINES:]
 
     group = config_folder(name) / "group.py"

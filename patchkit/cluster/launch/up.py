@@ -234,8 +234,8 @@ def _compile_first(
         for line in lines
     ]
     error = watcher.explain(journal, "the start compiles it beside the weights")
-    what = f"not compiled before the start: {error.what}; {error.why}"
-    watcher.note(f"{what}; next: {error.hint}")
+    text = f"{error.what}; {error.why}; next: {error.hint}" if error.why else lines[-1]
+    watcher.note(f"not compiled before the start: {text}")
 
 
 def _watch_again(
