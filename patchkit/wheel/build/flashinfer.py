@@ -7,13 +7,11 @@ other, and serves releases before and after 0.7.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -125,8 +123,9 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
         parts = [staged / name for name in ("source", "site", "cuda")]
         facts = _patch_source(order, parts[0])
         # At the same path on every machine: the modules include its headers.
-        shutil.copytree(_tvm_ffi(), parts[1] / "tvm_ffi")
-        _make_toolkit(order, parts[2])
+        package = str(distribution("apache-tvm-ffi").locate_file("tvm_ffi"))
+        shutil.copytree(package, parts[1] / "tvm_ffi")
+        _make_toolkit(order, parts[2], progress)
 
         facts_text = as_text(facts)
         fresh = order.fresh
@@ -154,13 +153,6 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
             )
 
 
-def _tvm_ffi() -> Path:
-    spec = find_spec("tvm_ffi")
-    assert spec is not None  # the extra for builds has it
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     """Put the patched source where generators find it, and return the facts of the build."""
     facts = patch_sources(
@@ -169,7 +161,7 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     facts |= {
         "arch": order.arch,
         "modules": sorted(order.names),
-        "tvm_ffi": version("apache-tvm-ffi"),
+        "tvm_ffi": distribution("apache-tvm-ffi").version,
         "license": {"flashinfer": "Apache-2.0", "cuda": CUDA_LICENSE},
     }
     calls = [[call.function, dict(call.arguments)] for call in order.calls]
@@ -191,11 +183,7 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     return facts
 
 
-def _unseen(_done: int, _total: int) -> None:
-    """Show nothing: what is installed is small beside what compiles."""
-
-
-def _make_toolkit(order: FlashInferOrder, dest: Path) -> None:
+def _make_toolkit(order: FlashInferOrder, dest: Path, progress: Progress) -> None:
     """Write the toolkit that FlashInfer calls CUDA_HOME, with the libraries that modules need."""
     tools = order.toolchain
     python = Path(sys.executable)
@@ -207,7 +195,7 @@ def _make_toolkit(order: FlashInferOrder, dest: Path) -> None:
         python=python,
         patterns=sorted(libraries) or ["none"],
         offline=order.offline,
-        progress=_unseen,
+        progress=progress,
     )
     # A toolkit without libraries has no folders for them.
     for name in ("include", "lib"):
@@ -251,22 +239,14 @@ def _compile(
     command += ["--cuda", order.target.cuda, str(request)]
     run_build(command, root, env, progress)
 
-    lines = [
-        json.loads(line)
-        for line in (root / "log.txt").read_text("utf-8").splitlines()
-        if line.startswith('{"')
-    ]
-    for line in lines:
-        if "error" in line:
-            raise BuildError(
-                f"{line['function']}: {line['error']}",
-                why="this release of FlashInfer has another generator",
-                hint="please report this with the version",
-            )
+    paths = sorted((root / "workspace").glob("**/cached_ops/*/*.so"))
+    if len(paths) != len(calls):
+        raise BuildError(
+            f"{len(paths)} of {len(calls)} modules were made",
+            why="this release of FlashInfer has another generator: the log names it",
+            hint=f"please report this with {root / 'log.txt'}",
+        )
     return {
-        f"{_PACKAGE}/jit_cache/{line['name']}/{line['name']}.so": Path(
-            line["library"]
-        ).read_bytes()
-        for line in lines
-        if line["found"]
+        f"{_PACKAGE}/jit_cache/{path.parent.name}/{path.name}": path.read_bytes()
+        for path in paths
     }

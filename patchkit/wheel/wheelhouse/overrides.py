@@ -238,25 +238,20 @@ def _required_nccl(house: Path) -> dict[Version, str]:
 def wanted_release(house: Path, version: str | None) -> Version:
     """Return the FlashInfer to build modules of: ``version``, or the one that wheels here pin.
 
-    Raises UsageError if the wheels pin another one, or if neither names one.
+    Raises UsageError unless exactly one is named.
     """
     pinned = {
-        pin.pin.version: pin.by
+        pin.pin.version
         for pin in pins_in(house)
         if pin.pin.project == "flashinfer-python"
     }
-    wanted = named_version(version) if version else next(iter(pinned), None)
-    if wanted is None:
-        raise UsageError(
-            f"{house} holds no wheel that pins FlashInfer",
-            hint="name a release, for example --version 0.7.2.post1, or add a vLLM first",
-        )
+    wanted = {named_version(version)} if version else pinned
+    if len(wanted | pinned) == 1:
+        return wanted.pop()
 
-    other = [f"{pinned[pin]} pins {pin}" for pin in pinned if pin != wanted]
-    if other:
-        raise UsageError(
-            f"{house} is for another FlashInfer than {wanted}: {', '.join(other)}",
-            why="FlashInfer ignores modules of another release, and compiles its own",
-            hint="leave --version out, or build into another folder: --dir",
-        )
-    return wanted
+    releases = " and ".join(map(str, sorted(pinned))) or "no release"
+    raise UsageError(
+        f"{house}: its wheels pin {releases} of FlashInfer",
+        why="modules of another release are ignored, or keep vLLM from starting",
+        hint="name a release, for example --version 0.7.2.post1, or another folder: --dir",
+    )

@@ -173,7 +173,7 @@ def test_built_across_it_loads_under_emulation(built, cli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "rc", "says"),
     [
-        ([], 2, "holds no wheel that pins FlashInfer"),
+        ([], 2, "its wheels pin no release of FlashInfer"),
         (["--version", "0.7.4"], 2, "FlashInfer 0.7.4 has none of small"),
         (["--version", OLD, "--module", "xqa_fp8"], 2, "has none of xqa_fp8"),
         (["--version", NEW, "--module", "sparse"], 2, "--module takes batch_prefill"),

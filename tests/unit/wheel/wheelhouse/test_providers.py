@@ -102,7 +102,7 @@ def test_a_provider_is_held_against_the_pin_of_vllm(provided, house, tmp_path):
 
 def test_the_release_that_the_wheels_pin(house, tmp_path):
     house.mkdir(exist_ok=True)
-    with pytest.raises(UsageError, match="pins FlashInfer"):
+    with pytest.raises(UsageError, match="pin no release of FlashInfer"):
         wanted_release(house, None)
     assert wanted_release(house, "0.6.13") == Version("0.6.13")
 
@@ -111,5 +111,5 @@ def test_the_release_that_the_wheels_pin(house, tmp_path):
     options = {"project": "vllm", "tag": ARM, "requires": requires, "facts": facts}
     add_wheel(house, write_wheel(tmp_path / "made", "0.33.0", **options), facts)
     assert wanted_release(house, None) == Version(RELEASE)
-    with pytest.raises(UsageError, match=r"vllm 0.33.0 pins 0.7.2.post1"):
+    with pytest.raises(UsageError, match=r"pin 0\.7\.2\.post1 of FlashInfer"):
         wanted_release(house, "0.6.13")
