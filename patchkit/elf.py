@@ -1,4 +1,4 @@
-"""Read ELF files: their machine, the libraries that they need, their exports and their sections.
+"""Read ELF files: their machine, the libraries that they need, and their sections.
 
 Needed libraries are found through the program headers, as the dynamic loader finds them. Sections
 are for tools, and a file may have none. Every table has a limit: a hostile file raises SourceError
@@ -24,13 +24,12 @@ from patchkit.frozen import frozen, positional
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA: 64 bits, little-endian
-# In their order: Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed and
-# Elf64_Vernaux of elf.h.
+# In their order: Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Verneed and Elf64_Vernaux of
+# elf.h.
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 PROGRAM = struct.Struct("<IIQQQQQQ")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 _ENTRY = struct.Struct("<qQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
 _NEED = struct.Struct("<HHIII")
 _NEEDED_VERSION = struct.Struct("<IHHII")
 
@@ -157,37 +156,6 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
         for library, names in image.needed_versions().items()
     }
     return Library(**image.dynamic_fields(), versions=versions, sections=sections)
-
-
-def exports(path: Path, symbol: str) -> bool:
-    """Return whether a library defines a symbol for others, by its table of dynamic symbols.
-
-    Raises SourceError if the file is not ELF or damaged, OSError if it cannot be read.
-    """
-    with path.open("rb") as stream:
-        image = ElfImage(stream, str(path))
-        sections = {section.name: section for section in image.sections()}
-        names = sections.get(".dynstr")
-        table = sections.get(".dynsym")
-        if names is None or table is None:
-            return False
-
-        image.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
-        image.limit(table.size, _MOST_NAMES, "it has more symbols")
-        text = image.read(names.offset, names.size)
-        # A name may also be stored as the end of a longer name.
-        matches = re.finditer(re.escape(symbol.encode() + b"\0"), text)
-        places = {match.start() for match in matches}
-        if not places:
-            return False
-
-        count = table.size // _SYMBOL.size
-        data = image.read(table.offset, count * _SYMBOL.size)
-
-    for place, _, _, section, _, _ in _SYMBOL.iter_unpack(data):
-        if place in places and section:
-            return True
-    return False
 
 
 def by_version(name: str) -> list[tuple[int, str]]:

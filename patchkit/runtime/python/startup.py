@@ -27,7 +27,6 @@ _STARTUP = (
     "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
 )
 _OF_TORCH = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
-_SYMBOL = "ncclGetVersion"
 # The first of its own libraries that torch loads.
 _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A line of ldd. A library that was found in the current folder has a name, and no path.
@@ -232,10 +231,8 @@ def _brings_nccl(path: Path) -> bool:
     if path.name.startswith(STEM):
         return True
 
-    try:
-        return elf.exports(path, _SYMBOL)
-    except (SourceError, OSError):  # a damaged library exports nothing
-        return False
+    library = read_library(str(path))
+    return library is not None and library.soname.startswith(STEM)
 
 
 def choose_for_torch(started: Process) -> Choice:

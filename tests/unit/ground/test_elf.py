@@ -21,7 +21,6 @@ from patchkit.elf import (
     Library,
     Section,
     by_version,
-    exports,
     parse_library,
     read_dynamic,
 )
@@ -53,8 +52,8 @@ def test_the_highest_version_is_a_number_not_a_text():
 
 
 def by_pyelftools(path):
-    """The facts of a library, and the symbols that it defines."""
-    tags, versions, sections, symbols = defaultdict(list), {}, [], set()
+    """The facts of a library."""
+    tags, versions, sections = defaultdict(list), {}, []
     with path.open("rb") as stream:
         file = ELFFile(stream)
         for section in file.iter_sections():
@@ -70,12 +69,7 @@ def by_pyelftools(path):
                 for library, needed in section.iter_versions():
                     names = versions.setdefault(library.name, set())
                     names.update(version.name for version in needed)
-            elif section.name == ".dynsym":
-                found = section.iter_symbols()
-                symbols = {
-                    each.name for each in found if each["st_shndx"] != "SHN_UNDEF"
-                }
-        library = Library(
+        return Library(
             machine=file["e_machine"].removeprefix("EM_").lower(),
             soname="".join(tags["soname"]),
             needed=tuple(tags["needed"]),
@@ -87,21 +81,13 @@ def by_pyelftools(path):
             },
             sections=tuple(sections),
         )
-    return library, symbols
 
 
 def assert_as_pyelftools(place):
-    library, symbols = by_pyelftools(place)
+    library = by_pyelftools(place)
     assert parse(place.read_bytes()) == library, place
     found = asdict(read_dynamic(place))
     assert found == {name: getattr(library, name) for name in found}, place
-    for symbol in (
-        "defined",
-        "needed",
-        "malloc",
-        f"PyInit_{place.name.partition('.')[0]}",
-    ):
-        assert exports(place, symbol) == (symbol in symbols), (place, symbol)
 
 
 def test_a_library_as_pyelftools_reads_it(tmp_path):
@@ -115,7 +101,6 @@ def test_a_library_as_pyelftools_reads_it(tmp_path):
         ("/a", "/b"),
     )
     assert_as_pyelftools(place)
-    assert (exports(place, "defined"), exports(place, "needed")) == (True, False)
 
 
 def test_every_library_of_this_python_as_pyelftools_reads_it():
@@ -287,7 +272,6 @@ def test_damage_is_an_error_or_a_result_and_nothing_else(
     for ask in (
         read_dynamic,
         lambda path: parse(path.read_bytes()),
-        lambda path: exports(path, "ncclGetVersion"),
     ):
         with contextlib.suppress(SourceError):
             assert isinstance(ask(place), (Dynamic, bool))
