@@ -52,9 +52,6 @@ _BEFORE_SECONDS = 900
 # 0.1 GiB/s and less; read ahead they load at 1 GiB/s and more.
 _SECONDS_PER_GIB = 12
 _MOST_GIB = 120  # weights in a node's memory at most
-_STATE, _CACHES = CACHES.rsplit("/", 1)
-# Release of systemd from which on a user's StateDirectory= is below _STATE, not ~/.config.
-_STATE_SINCE = 254
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 _COMMENT = re.compile("^#.*\n", re.MULTILINE)  # of a template
 
@@ -235,11 +232,8 @@ class GroupUnits:
         part = f", rank {number} of {count}" if count > 1 else ""
         start_guard = f"-systemctl --user --no-block start {file.guard_unit}"
 
-        # The folder of compiled graphs; an older systemd would make it elsewhere.
-        folders = cache_folders(_CACHES, rank.env.node.vllm, self.model.name)
-        graphs = folders["graphs"]
-        make_state = f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}"
-        has_state = rank.facts.systemd >= _STATE_SINCE
+        # Not by StateDirectory=: systemd before 254 would make it elsewhere.
+        folders = cache_folders(CACHES, rank.env.node.vllm, self.model.name)
 
         return {
             "name": file.name,
@@ -252,8 +246,7 @@ class GroupUnits:
             "before": " ".join([ray_unit, *file.watch_units]).strip(),
             "seconds": self.start_seconds(),
             "mark": f"{MARK}={file.name}",
-            "state": graphs if has_state else "",
-            "make_state": "" if has_state else make_state,
+            "make_state": f"/usr/bin/mkdir -p %h/{folders['graphs']}",
             "caches": self._cache_assignments(rank),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",

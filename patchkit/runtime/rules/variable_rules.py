@@ -24,7 +24,7 @@ from patchkit.runtime.rules.rule import (
 )
 
 CACHES = ".local/state/patchkit"
-"""The folder of all caches, below a user's home, where systemd 254 puts StateDirectory=."""
+"""The folder of all caches, below a user's home."""
 
 STACKS = f"{CACHES}/stacks"
 """The folder, below a user's home, for the stacks that hanging processes write."""

@@ -223,24 +223,18 @@ def test_a_ray_that_copies_the_heads_variables_brings_no_folder_of_its_home(tmp_
         assert " CUDA_CACHE_PATH=%h/.local/state/patchkit/vllm-0.20.0/cuda " in text
 
 
-def test_a_folder_of_caches_for_each_model_and_the_same_path_with_an_older_systemd(
-    facts,
-):
-    old = [replace(its, systemd=252) for its in facts]
+def test_a_folder_of_caches_for_each_model(facts):
+    caches = "%h/.local/state/patchkit"
     graphs = set[str]()
     for model in (MODEL, "~/m/gpt", "/srv/m/gpt", "/srv/a b%h$/"):
-        texts = []
-        for nodes in (facts, old):
-            first = units_of(cluster(*PAIR, preset=MODEL), nodes, model).node_files()[0]
-            texts.append(first["patchkit-vllm.service"])
+        head = units_of(cluster(*PAIR, preset=MODEL), facts, model).node_files()[0]
+        text = head["patchkit-vllm.service"]
         (state,) = re.findall(
-            r"^StateDirectory=patchkit/(vllm-0.25.1/models/[\w.-]+)$",
-            texts[0],
+            rf"^ExecStartPre=/usr/bin/mkdir -p {caches}/(vllm-0.25.1/models/[\w.-]+)$",
+            text,
             re.MULTILINE,
         )
-        assert f"VLLM_CACHE_ROOT=%h/.local/state/patchkit/{state}/vllm " in texts[0]
-        made = f"ExecStartPre=/usr/bin/mkdir -p %h/.local/state/patchkit/{state}"
-        assert texts[1] == texts[0].replace(f"StateDirectory=patchkit/{state}", made)
+        assert f"VLLM_CACHE_ROOT={caches}/{state}/vllm " in text
         graphs.add(state)
     assert len(graphs) == 4
     assert "vllm-0.25.1/models/openai--gpt-oss-120b" in graphs
