@@ -28,7 +28,7 @@ _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](\d[^"']*)["']""", re.MULTIL
 _FLASHINFER = "flashinfer_python"
 _PREBUILT = "flashinfer_jit_cache"
 _MODULE = re.compile(r"(?m)/([^/\n]+)/\1\.so,")
-_ONE_ARCH = re.compile(r".*_sm(\d+)(\d)a")
+_ONE_ARCH = re.compile(r"_sm(\d+)a$")
 _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
@@ -147,7 +147,7 @@ def find_flashinfer(
     if not version:
         return None
 
-    archs = environment.get("FLASHINFER_CUDA_ARCH_LIST", "")
+    archs = environment.get("FLASHINFER_CUDA_ARCH_LIST", "").replace(".", "")
     modules = _read_modules(homes[_FLASHINFER])
     prebuilt = ""
     build = find_version(path, _PREBUILT)
@@ -156,17 +156,17 @@ def find_flashinfer(
             continue
 
         # A provider is of one build with what finds it; one for sm121a answers 12.1 alone.
-        arch = _ONE_ARCH.fullmatch(name)
+        arch = _ONE_ARCH.search(name)
         if read_header(home, "Version") != build or build.partition("+")[0] != version:
             prebuilt = "other-version"
-        elif arch and archs and f"{arch[1]}.{arch[2]}" not in archs:
+        elif arch and archs and arch[1] not in archs:
             prebuilt = "other-arch"
         else:
             modules += _read_modules(home)
 
     base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
     base = base.replace("{vllm}", find_version(path, "vllm"))
-    folder = "_".join(sorted(archs.replace(".", "").split())) or "*"
+    folder = "_".join(sorted(archs.split())) or "*"
     pattern = f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so"
     modules += [file.stem for file in Path(base).expanduser().glob(pattern)]
 
@@ -191,12 +191,11 @@ def _find_compilers(
     """Return what vLLM looks for before it takes kernels of FlashInfer, by name; "" for none."""
     programs = environment.get("PATH", os.defpath)
     toolkit = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
-    compiler = f"{toolkit or '/usr/local/cuda'}/bin/nvcc"
     # By either, vLLM takes it that nothing has to be compiled.
     cubin = environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip("0")
     return {
         "nvcc": shutil.which("nvcc", path=programs) or "",
-        "toolkit": shutil.which(compiler) or "",
+        "toolkit": shutil.which(f"{toolkit or '/usr/local/cuda'}/bin/nvcc") or "",
         "ninja": shutil.which("ninja", path=programs) or "",
         "cubin": cubin or find_version(path, "flashinfer_cubin"),
     }
