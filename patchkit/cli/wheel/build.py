@@ -249,7 +249,7 @@ def build_flashinfer_wheel(
         )
 
     machine = cpu or device.cpu
-    title = f"{len(calls)} modules of FlashInfer {version}"
+    title = f"FlashInfer {version}, modules: {len(calls)}"
     plan = BuildPlan(title=title, missing=tuple(missing_tools(machine)))
     jobs = jobs_for(
         int(max(call.gib for call in calls) * BYTES_PER_GIB), options["jobs"]
@@ -288,7 +288,7 @@ def build_flashinfer_wheel(
         tools,
         title=title,
         device=f"{device.title}, {device.native}",
-        checks=[f"every module is exact for {device.title}"],
+        checks=["no module holds code for another device or family"],
         notes=[
             note("where no nvcc is on PATH, vLLM wants VLLM_HAS_FLASHINFER_CUBIN=1")
         ],

@@ -20,9 +20,13 @@ from patchkit.errors import BuildError
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES
 from patchkit.source.archive import Progress
-from patchkit.source.origin import SourceOrigin
-from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
+from patchkit.wheel.build.compiled import (
+    CompileOrder,
+    fill_template,
+    pack_wheel,
+    patch_sources,
+)
 from patchkit.wheel.build.machine import (
     WORK,
     jobs_for,
@@ -35,17 +39,13 @@ from patchkit.wheel.build.make import (
     clean_environment,
     run_build,
 )
-from patchkit.wheel.build.pack import fill_template, pack_wheel
-from patchkit.wheel.build.patched import patch_sources
-from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
+from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
     c_compiler,
     cross_toolkit,
     full_toolkit,
     target_site,
 )
-from patchkit.wheel.device.inspect import prove_exact
-from patchkit.wheel.device.libraries import require_portable
 from patchkit.wheel.file.sbom import (
     CUDA_LICENSE,
     as_text,
@@ -65,22 +65,17 @@ _PROVIDED = ("libcuda.so.1", "libcudart.so.*", "libcublas*.so.*", "libnvrtc.so.*
 
 
 @frozen
-class FlashInferOrder:
-    """An order for modules of FlashInfer: a verified release, the device, and the toolchain.
+class FlashInferOrder(CompileOrder):
+    """An order for modules of FlashInfer.
 
     ``names`` are the sets and modules that the user asks for; ``calls`` make them, of the type
-    ``Call`` of the runtime. With ``jobs`` None, memory decides. With ``fresh``, nothing of an
-    interrupted build is used.
+    ``Call`` of the runtime. With ``jobs`` None, memory decides.
     """
 
-    origin: SourceOrigin
-    target: Target
-    toolchain: Toolchain
     names: Sequence[str]
     calls: Sequence[Any]
-    jobs: int | None = None
-    offline: bool = False
-    fresh: bool = False
+    jobs: int | None
+    offline: bool
 
     @property
     def label(self) -> str:
@@ -89,15 +84,11 @@ class FlashInferOrder:
 
     @property
     def expected(self) -> str:
-        """Return the file name of the wheel, without the digest that only the build knows."""
-        version = f"{self.origin.version}+{self.label}"
-        return f"{_PACKAGE}-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+        return self.filename(_PACKAGE, self.label)
 
     @property
     def work(self) -> Path:
-        """Return the work folder in which the modules are compiled."""
-        name = f"flashinfer-{self.origin.version}-{self.target.name}"
-        return WORK / f"{name}-{self.toolchain.machine}"
+        return self.folder("flashinfer")
 
     @property
     def arch(self) -> str:
@@ -136,8 +127,9 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
             arch = f"sm{order.arch}"
             title = order.target.title
             provider = fill_template(facts, "provider", title=title, arch=arch)
-            sealed = pack_wheel(
+            return pack_wheel(
                 root,
+                order,
                 facts,
                 fill_template(facts, "METADATA", title=title),
                 {f"{_PACKAGE}/__init__.py": provider.encode(), **libraries},
@@ -145,19 +137,10 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
                 _PROVIDED,
             )
 
-            binaries = require_portable(sealed)
-            for binary in binaries:
-                prove_exact(binary, order.target, cpu=order.toolchain.machine)
-            return BuiltWheel(
-                wheel=sealed, facts=facts, binaries=binaries, log=root / "log.txt"
-            )
-
 
 def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     """Put the patched source where generators find it, and return the facts of the build."""
-    facts = patch_sources(
-        "flashinfer", order.origin, order.target, order.toolchain, source
-    )
+    facts = patch_sources("flashinfer", order, source)
     facts |= {
         "arch": order.arch,
         "modules": sorted(order.names),
@@ -170,11 +153,11 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
         for path in (_SCRIPT, order.requirements, *sorted(_HOME.glob("*.template")))
     ]
     digest = digest_label(as_text(facts), as_text(calls), *files)
-    facts["wheel"] = f"{order.origin.version}+{order.label}.{digest}"
+    facts["wheel"] = f"{order.version}+{order.label}.{digest}"
 
     # What FlashInfer's own build backend writes.
     package = source / "flashinfer"
-    text = f'__version__ = "{order.origin.version}"\n__git_version__ = "unknown"\n'
+    text = f'__version__ = "{order.version}"\n__git_version__ = "unknown"\n'
     (package / "_build_meta.py").write_text(text, "utf-8")
     data = package / "data"
     data.mkdir(exist_ok=True)

@@ -10,11 +10,15 @@ from pathlib import Path
 
 from patchkit.frozen import frozen
 from patchkit.source.archive import Progress
-from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import load_facts
-from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.machine import WORK, staging, work_folder
+from patchkit.wheel.build.compiled import (
+    CompileOrder,
+    fill_template,
+    pack_wheel,
+    patch_sources,
+)
+from patchkit.wheel.build.machine import staging, work_folder
 from patchkit.wheel.build.make import (
     BuiltWheel,
     drop_partial,
@@ -22,10 +26,7 @@ from patchkit.wheel.build.make import (
     objects_to_make,
     run_build,
 )
-from patchkit.wheel.build.pack import fill_template, pack_wheel
-from patchkit.wheel.build.patched import patch_sources
-from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
-from patchkit.wheel.device.inspect import inspect_file, prove_exact
+from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.wheelfile import Facts
 
@@ -37,36 +38,23 @@ JOB_MEMORY = BYTES_PER_GIB  # bytes; the largest ptxas of NCCL 2.28.9 took 564 M
 
 
 @frozen
-class NcclOrder:
-    """An order for libnccl: verified sources, the device, and the toolchain.
+class NcclOrder(CompileOrder):
+    """An order for libnccl.
 
     ``functions`` limits the device code to some functions (NCCL's ONLY_FUNCS, for tests), "" builds
-    all of them. With ``fresh``, nothing of an interrupted build is used.
+    all of them.
     """
 
-    origin: SourceOrigin
-    target: Target
-    toolchain: Toolchain
     jobs: int
     functions: str
-    fresh: bool
-
-    @property
-    def version(self) -> str:
-        return str(self.origin.version)
 
     @property
     def expected(self) -> str:
-        """Return the file name of the wheel, without the digest that only the build knows."""
-        version = f"{self.version}+{self.target.name}"
-        platform = f"linux_{self.toolchain.machine}"
-        return f"nvidia_nccl_cu13-{version}-py3-none-{platform}.whl"
+        return self.filename("nvidia_nccl_cu13", self.target.name)
 
     @property
     def work(self) -> Path:
-        """Return the work folder in which libnccl is compiled."""
-        name = f"nccl-{self.version}-{self.target.name}-{self.toolchain.machine}"
-        return WORK / (f"{name}-reduced" if self.functions else name)
+        return self.folder("nccl", "-reduced" if self.functions else "")
 
     @property
     def gencode(self) -> str:
@@ -97,20 +85,13 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             free=_FREE,
         ) as root:
             build = _compile_nccl(root, order, env, progress)
-            notices = root / "source" / _NOTICES
-            sealed = pack_wheel(
+            return pack_wheel(
                 root,
+                order,
                 facts,
                 fill_template(facts, "METADATA"),
                 dict(_installed_files(build, order.version)),
-                [root / "source" / _LICENSE, *([notices] if notices.is_file() else [])],
-            )
-
-            binaries = inspect_file(sealed)
-            for binary in binaries:
-                prove_exact(binary, order.target, cpu=order.toolchain.machine)
-            return BuiltWheel(
-                wheel=sealed, facts=facts, binaries=binaries, log=root / "log.txt"
+                [root / "source" / name for name in (_LICENSE, _NOTICES)],
             )
 
 
@@ -143,7 +124,7 @@ def _installed_files(build: Path, version: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
-    facts = patch_sources("nccl", order.origin, order.target, order.toolchain, source)
+    facts = patch_sources("nccl", order, source)
     # Releases differ in their licence, so each one's own text decides.
     apache = "Apache License" in (source / _LICENSE).read_text("utf-8")
     facts |= {

@@ -262,7 +262,7 @@ def find_disagreements(
         # The wheels that a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
         findings += _find_unmet_needs(cpu, group, overrides)
-        findings += _find_opposed_pins(group)
+        findings += _find_other_modules(group)
         findings += _find_other_nccl(group, overrides)
         findings += _find_cuda_clash(cpu, group)
         findings += _find_device_clash(cpu, group)
@@ -394,25 +394,20 @@ def _find_unmet_needs(
                 )
 
 
-def _find_opposed_pins(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Yield a finding for each decisive pin that another wheel has otherwise.
-
-    If the pinned wheel is there, nothing is yielded: ``_find_unmet_needs`` tells it.
-    """
-    present = {wheel.name.project for wheel in wheels}
-    pinned: dict[str, tuple[str, ListedWheel]] = {}
-    for wheel in wheels:
-        pins = wheel.metadata.decisive_pins if wheel.metadata else {}
-        for project in pins.keys() - present:
-            version, other = pinned.setdefault(project, (pins[project], wheel))
-            if Version(version) != Version(pins[project]):
-                yield finding(
-                    UsageError,
-                    wheel.name,
-                    f"is for {project} {pins[project]}; {other.name.pinned} pins {version}",
-                    _mend_command(wheel, pins[project]),
-                    "neither works beside the release that the other one needs",
-                )
+def _find_other_modules(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+    """Yield a finding for compiled modules of another FlashInfer than the pinned one."""
+    for pin, wheel in product(all_pins(wheels), wheels):
+        release = wheel.name.version.public
+        is_module = wheel.name.project.startswith("flashinfer-jit-cache")
+        is_pinned = pin.pin.project == "flashinfer-python"
+        if is_module and is_pinned and Version(release) != pin.pin.version:
+            yield finding(
+                UsageError,
+                wheel.name,
+                f"is for FlashInfer {release}; {pin.by} pins {pin.pin.version}",
+                _mend_command(wheel, pin.pin.version),
+                "FlashInfer ignores modules of another release, or does not start",
+            )
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:

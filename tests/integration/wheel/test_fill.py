@@ -214,3 +214,38 @@ def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     ):
         download_wheels([locked], tmp_path / "new", lambda _done, _all: None)
     assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "upstream's"])
+def test_flashinfers_modules_go_into_the_lock(
+    built, offered, fill, house, cli, ours, tmp_path
+):
+    """The modules that were built, or those of an index, beside the FlashInfer that vLLM pins."""
+    pin = "flashinfer-python==0.7.2.post1"
+    built("0.33.0", project="vllm", requires=[pin])
+    offered("flashinfer-python", "0.7.2.post1")
+    offered("flashinfer-jit-cache", "0.7.2.post1+cu130")
+    if ours:
+        version = "0.7.2.post1+cu130.gb10.abc123"
+        built(version, project="flashinfer-jit-cache", requires=[pin])
+        fill()
+        expected = f"flashinfer-jit-cache=={version}"
+    else:
+        fill("--with", "flashinfer-jit-cache==0.7.2.post1+cu130")
+        expected = "flashinfer-jit-cache==0.7.2.post1+cu130"
+    assert expected in locked(house)
+    assert pin in locked(house)
+    cli("verify", house)
+
+
+def test_modules_for_another_flashinfer_are_refused(built, offered, fill, house):
+    built("0.33.0", project="vllm", requires=["flashinfer-python==0.7.2.post1"])
+    built(
+        "0.6.13+cu130.gb10.abc123",
+        project="flashinfer-jit-cache",
+        requires=["flashinfer-python==0.6.13"],
+    )
+    for version in ("0.6.13", "0.7.2.post1"):
+        offered("flashinfer-python", version)
+    assert "flashinfer-python" in fill(rc=3).stderr
+    assert not list(house.glob("flashinfer_python*"))

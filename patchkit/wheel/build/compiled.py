@@ -1,0 +1,148 @@
+"""Order a compiled wheel, patch its sources, and pack what was compiled."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from string import Template
+
+from patchkit import __version__
+from patchkit.apply import apply
+from patchkit.digests import tree_digest
+from patchkit.frozen import frozen
+from patchkit.patching.fix import Request
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
+from patchkit.source.archive import unpack
+from patchkit.source.origin import SourceOrigin
+from patchkit.source.tree import Sandboxed
+from patchkit.target import Target
+from patchkit.wheel.build.machine import WORK, emptied
+from patchkit.wheel.build.make import BuiltWheel, platform_tag
+from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.device.inspect import prove_exact
+from patchkit.wheel.device.libraries import require_portable
+from patchkit.wheel.file.sbom import as_text, compiled_sbom
+from patchkit.wheel.file.wheelfile import FACTS, Facts
+from patchkit.wheel.file.write import seal_wheel
+
+
+@frozen
+class CompileOrder:
+    """An order for a wheel that is compiled for one device, from verified sources.
+
+    With ``fresh``, nothing of an interrupted build is used.
+    """
+
+    origin: SourceOrigin
+    target: Target
+    toolchain: Toolchain
+    fresh: bool
+
+    @property
+    def version(self) -> str:
+        return str(self.origin.version)
+
+    def folder(self, project: str, variant: str = "") -> Path:
+        """Return the work folder in which a project is compiled."""
+        machine = self.toolchain.machine
+        return WORK / f"{project}-{self.version}-{self.target.name}-{machine}{variant}"
+
+    def filename(self, package: str, label: str) -> str:
+        """Return the file name of the wheel, without the digest that only the build knows."""
+        version = f"{self.version}+{label}"
+        return f"{package}-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+
+
+def patch_sources(project: str, order: CompileOrder, source: Path) -> Facts:
+    """Put sources into the folder ``source``, apply the fixes, and return facts of the build."""
+    origin = order.origin
+    if origin.path.is_dir():
+        # Without git's history and earlier objects: the facts have a digest of the whole tree.
+        aside = shutil.ignore_patterns(".git", "build")
+        shutil.copytree(origin.path, source, symlinks=True, ignore=aside)
+    else:
+        unpack(origin.path, source)
+
+    # Patches that a user applied to a folder stay in it.
+    ledger = open_workspace(source, project).ledger
+    patches = ledger.request.patches if ledger else ()
+    request = Request(target=order.target, patches=patches)
+
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    recipe = load_recipe(project)
+    outcome = apply(source, recipe, request, anew=True, sandboxed=possible)
+    facts: Facts = {
+        "project": project,
+        "version": order.version,
+        "patchkit": __version__,
+        "source": origin.identity,
+        "tree": f"sha256:{tree_digest(source)}",
+        "fixes": [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts],
+        "target": order.target.name,
+        "machine": order.toolchain.machine,
+        "cuda": order.toolchain.cuda,
+        "compiler": order.toolchain.compiler,
+    }
+    return facts | request.patch_facts
+
+
+def fill_template(facts: Facts, name: str, **values: str) -> str:
+    """Return a template of the project's recipe with its facts, and some other values, in it."""
+    project = facts["project"]
+    template = (load_recipe(project).home / f"{name}.template").read_text("utf-8")
+    terms = facts["license"][project]
+    return Template(template).substitute(facts, terms=terms, **values)
+
+
+def pack_wheel(
+    root: Path,
+    order: CompileOrder,
+    facts: Facts,
+    metadata: str,
+    files: Mapping[str, bytes],
+    licenses: Iterable[Path],
+    provided: Collection[str] = (),
+) -> BuiltWheel:
+    """Seal a wheel of ``files``, path → content, in the work folder ``root``, and prove it.
+
+    ``metadata`` begins with the version of its format and the name of the distribution.
+    ``provided`` are libraries of other packages, as ``platform_tag`` takes them. Raises ProofError.
+    """
+    distribution = metadata.splitlines()[1].removeprefix("Name: ")
+    stem = f"{distribution.replace('-', '_')}-{facts['wheel']}"
+    tag = f"py3-none-linux_{facts['machine']}"
+    home = f"{stem}.dist-info"
+    wheel = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    members = {
+        **files,
+        f"{home}/METADATA": metadata.encode(),
+        f"{home}/WHEEL": wheel.encode(),
+    }
+    # For auditwheel; digests come when the wheel is sealed.
+    record = "".join(f"{path},,\n" for path in members)
+    members[f"{home}/RECORD"] = record.encode()
+
+    raw = emptied(root / "raw") / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(raw, "w") as archive:
+        for path, content in members.items():
+            archive.writestr(zipfile.ZipInfo(path), content)
+
+    texts = {
+        f"licenses/{path.name}": path.read_text("utf-8")
+        for path in licenses
+        if path.is_file()
+    }
+    texts[FACTS] = as_text(facts)
+    texts[f"sboms/{facts['project']}.cdx.json"] = as_text(compiled_sbom(facts))
+    platform = platform_tag(raw, provided)
+    sealed = seal_wheel(raw, emptied(root / "sealed"), platform, texts, {})
+
+    binaries = require_portable(sealed)
+    for binary in binaries:
+        prove_exact(binary, order.target, cpu=order.toolchain.machine)
+    log = root / "log.txt"
+    return BuiltWheel(wheel=sealed, facts=facts, binaries=binaries, log=log)
