@@ -34,20 +34,24 @@ sys.stdout.write("\\n{_MARK}" + json.dumps(names["answer"]) + "\\n")
 """
 
 
-class RunOptions(TypedDict, total=False):
+class ProgramOptions(TypedDict, total=False):
     """How a program runs.
 
-    ``env`` are its variables and ``cwd`` its folder; default: those of this process. ``input`` is
-    written to standard input. ``timeout`` is in seconds; default: 60; None is no limit. ``umask``
+    ``env`` are its variables and ``cwd`` its folder; default: those of this process. ``umask``
     applies to the files that the program makes. ``resources`` are limits of memory and time.
     """
 
     env: Mapping[str, str] | None
     cwd: Path | None
-    input: bytes
-    timeout: float | None
     umask: int
     resources: Resources
+
+
+class RunOptions(ProgramOptions, total=False):
+    """How a program runs, and the options of ``attempt``."""
+
+    input: bytes
+    timeout: float | None
 
 
 def run(
@@ -71,25 +75,21 @@ def run(
     return done
 
 
-def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
+def attempt(
+    *words: str | Path,
+    input: bytes = b"",  # noqa: A002
+    timeout: float | None = _PATIENCE,
+    **options: Unpack[ProgramOptions],
+) -> Completed:
     """Run a program that may fail; return how it ended.
 
-    A failure is in ``trouble`` of the result, and not raised.
+    ``input`` is written to standard input. ``timeout`` is in seconds; None is no limit. A failure
+    is in ``trouble`` of the result, and not raised.
     """
-    timeout = options.get("timeout", _PATIENCE)
     seconds = math.inf if timeout is None else timeout
-    running = Follow(
-        *words,
-        env=options.get("env"),
-        cwd=options.get("cwd"),
-        umask=options.get("umask", -1),  # -1 is the umask of this process
-        # Standard input ends behind the input, so the program cannot wait for a user.
-        given=[options.get("input", b"")],
-        limits=FollowLimits(seconds=seconds, line=_MOST, size=_MOST),
-        resources=options.get("resources", Resources()),
-    )
-
-    with running:
+    limits = FollowLimits(seconds=seconds, line=_MOST, size=_MOST)
+    # Standard input ends behind the input, so the program cannot wait for a user.
+    with Follow(*words, given=[input], limits=limits, **options) as running:
         output = "".join(running)
     return replace(running.done, output=output)
 

@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -226,7 +227,7 @@ class Journal:
         steps = [self._stage_change(n, change) for n, change in enumerate(changes)]
         staged = Steps(tuple(steps), self._new_folders(changes))
         draft = json.dumps(asdict(staged), indent=1).encode()
-        write_staged(self.folder / "draft", draft, None, self.root)
+        write_staged(self.folder / "draft", BytesIO(draft), None, self.root)
 
         # These names must be on the disk before the journal is: it depends on them.
         for folder in (self.folder / "before", self.folder / "after", self.folder):
@@ -256,7 +257,7 @@ class Journal:
             second_name(change.after, result)
             return Step(change.path, change.before, sha256_of(result))
         if change.after is not None:
-            write_staged(result, change.after, old, _nearest_folder(place))
+            write_staged(result, BytesIO(change.after), old, _nearest_folder(place))
         return Step(change.path, change.before, digest(change.after))
 
     def _new_folders(self, changes: Sequence[Change]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import stat
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from patchkit.durable.atomic import give, sync
 from patchkit.durable.signals import deferred
@@ -38,22 +39,19 @@ def copy_staged(
     folder: Path,
 ) -> None:
     """Copy a file, with owner and mode of the ``old`` one, or of a new one in ``folder``."""
-    with source.open("rb") as stream, name.open("xb") as copy:
-        shutil.copyfileobj(stream, copy, 1 << 20)
-        give(copy.fileno(), old, folder)
-        copy.flush()
-        os.fsync(copy.fileno())
+    with source.open("rb") as stream:
+        write_staged(name, stream, old, folder)
 
 
 def write_staged(
     name: Path,
-    data: bytes,
+    stream: IO[bytes],
     old: os.stat_result | None,
     folder: Path,
 ) -> None:
     """Write a new file with owner and mode of the ``old`` one, or of a new one in ``folder``."""
     with open(name, "xb", opener=partial(os.open, mode=0o600)) as file:
-        file.write(data)
+        shutil.copyfileobj(stream, file, 1 << 20)
         file.flush()
         give(file.fileno(), old, folder)
         os.fsync(file.fileno())

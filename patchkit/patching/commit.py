@@ -151,7 +151,9 @@ def commit_texts(
             # RECORD is patched like any other file, so its original is kept for a revert.
             originals[record] = shipped
             rows = _rows_of(patched)
-            rows |= _library_rows(workspace, replaced, libraries)
+            for path, (_upstream, sha256) in replaced.items():
+                library = libraries.get(path, tree.root / path)
+                rows[path] = (sha256, library.stat().st_size)
             saved = [*originals, *replaced]
             text = _patched_record(workspace, shipped, rows, saved)
             targets[record] = text
@@ -219,19 +221,6 @@ def _swap_libraries(
                     give(stream.fileno(), place.stat(), place.parent)
             changes.append(Change(path, now, new))
     return replaced, changes
-
-
-def _library_rows(
-    workspace: Workspace,
-    replaced: _Digests,
-    libraries: Mapping[str, Path],
-) -> _Rows:
-    """Return sha256 and size (bytes) of replaced libraries, for the rows of a RECORD."""
-    rows = {}
-    for path, (_upstream, sha256) in replaced.items():
-        library = libraries.get(path, workspace.tree.root / path)
-        rows[path] = (sha256, library.stat().st_size)
-    return rows
 
 
 def _state_files(

@@ -279,17 +279,15 @@ def _find_archive(
         label = name[1] if name else path.stem
         return _Archive(path, label, label)
 
-    is_url = source.spec.startswith("git+")
-    if has_lock and not path.is_file() and not is_url:
+    if version is not None:
         archive = fetch_release(source, check, report)
         return _Archive(archive, str(version), str(version), locked=True)
 
     origin = _origin_of(source, check)
-    label = str(origin.version)
-    if version is None:
-        # Commits and archives of one version can differ, so a digest in the label tells them apart.
-        label += f"-{origin.identity.rpartition(':')[2][:8]}"
-    return _Archive(origin.path, str(origin.version), label, version is not None)
+    # Commits and archives of one version can differ, so a digest in the label tells them apart.
+    digest = origin.identity.rpartition(":")[2][:8]
+    label = f"{origin.version}-{digest}"
+    return _Archive(origin.path, str(origin.version), label)
 
 
 def _check_version(folder: Path, project: str, version: str) -> None:

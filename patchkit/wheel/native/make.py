@@ -5,6 +5,7 @@ inspect → jobs → assemble, in parallel → relink → inspect again
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import BufferedIOBase
@@ -62,15 +63,15 @@ def make_native(
     binaries = {name: inspect_file(path)[0] for name, path in files.items()}
     # PTX without a suffix uses nothing that only some devices have: its machine code needs no "a".
     number = "{}{}".format(*target.capability)
-    unreached: dict[str, list[Unreached]] = {}
-    jobs: dict[str, list[Job]] = {}
+    unreached: dict[str, list[Unreached]] = defaultdict(list)
+    jobs: dict[str, list[Job]] = defaultdict(list)
     for name, binary in binaries.items():
         for entry in jit_entries(binary, target):
             arch = f"{number}{entry.arch.suffix}"
             job = Job(name=name, path=files[name], entry=entry, arch=arch)
-            of_library = jobs.setdefault(name, [])
+            of_library = jobs[name]
             if row := _never_called(job, dispatch):
-                unreached.setdefault(name, []).append(row)
+                unreached[name].append(row)
             else:
                 of_library.append(job)
 
@@ -81,8 +82,7 @@ def make_native(
         dest = folder / f"{len(libraries)}-{files[name].name}"
         codes = {job.entry.container: results[job] for job in of_library}
         library = _make_library(name, files[name], dest, binaries[name], codes, target)
-        rows = tuple(unreached.get(name, ()))
-        libraries.append(replace(library, unreached=rows))
+        libraries.append(replace(library, unreached=tuple(unreached[name])))
     return tuple(libraries)
 
 
