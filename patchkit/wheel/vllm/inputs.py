@@ -16,6 +16,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -31,6 +32,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.frozen import frozen, positional
+from patchkit.patching.fix import Request
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import (
@@ -39,10 +41,14 @@ from patchkit.recipes.vllm.build import (
     by_option,
     known_externals,
 )
+from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.git import commit_archive, parse_git, submodules
+from patchkit.source.releases import read_lock
 from patchkit.target import Target
+from patchkit.wheel.build.machine import WORK
+from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
@@ -56,6 +62,103 @@ _SPDX = re.compile(
 _COMMENT = re.compile(r"/\*(?P<text>.*?)\*/", re.DOTALL)
 _EDGE = re.compile(r"^[ \t]*\*+[ \t]?|\*+[ \t]*$", re.MULTILINE)
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
+
+
+@frozen
+class VllmOrder:
+    """An order for vLLM: sources by their identity, the device, and the release of torch.
+
+    ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
+    that are left out; ``given`` names sources of other projects; ``requirements`` lock the
+    environment, by default the recipe's.
+    """
+
+    source: Path
+    identity: str
+    version: Version
+    torch: str
+    request: Request
+    toolchain: Toolchain
+    requirements: Path | None = None
+    jobs: int
+    given: Mapping[str, str] = field(default_factory=dict)
+    offline: bool = False
+    without: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    fresh: bool = False
+
+    @property
+    def across(self) -> bool:
+        """Return whether the wheel is built for another CPU than that of this machine."""
+        return self.toolchain.machine != platform.machine()
+
+    @property
+    def label(self) -> str:
+        """Return the beginning of the wheel's local version."""
+        target = self.request.target
+        return f"{target.cuda_tag}.{target.name}{'.reduced' if self.extensions else ''}"
+
+    @property
+    def expected(self) -> str:
+        """Return the wheel's file name, without the digest that only the build knows."""
+        version = f"{self.version.public}+{self.label}"
+        # cp38-abi3, as upstream's wheels: one wheel for every later Python.
+        return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
+
+    @property
+    def work(self) -> Path:
+        """Return the work folder in which vLLM is compiled."""
+        target = self.request.target.name
+        name = f"vllm-{self.version.public}-{target}-{self.toolchain.machine}"
+        return WORK / (f"{name}-reduced" if self.extensions else name)
+
+    @property
+    def released(self) -> bool:
+        """True for a release whose sdist and wheel for this CPU are known by their sha256."""
+        release = self.version.public
+        sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
+        if sdist is None or self.identity != f"sha256:{sdist.sha256}":
+            return False
+
+        return release in upstream_wheels("vllm", self.toolchain.machine)
+
+    def source_of(self, known: KnownSource) -> str:
+        """Return where a source comes from, as ``--source`` names it; "" for git.
+
+        By default it comes from upstream's wheel of the release, where that is ready, unless the
+        request names a fix for the source's own code.
+        """
+        if spec := self.given.get(known.option):
+            return spec
+
+        is_fixed = known.compiled in self.request.also | self.request.only
+        if is_fixed or not known.is_ready(self.version) or not self.released:
+            return ""
+        return f"vllm=={self.version.public}"
+
+    @property
+    def taken(self) -> tuple[KnownSource, ...]:
+        """Return the sources that come from upstream's wheel."""
+        return tuple(
+            known
+            for known in known_externals()
+            if known.pin_of(self.version)
+            and known.option not in self.without
+            and is_upstream(self.source_of(known))
+        )
+
+    @property
+    def compiling(self) -> Request:
+        """Return the request, plus the optional fixes for sources that are compiled here."""
+        if self.request.only:
+            return self.request
+
+        aside = self.without | {known.option for known in self.taken}
+        fixes = {
+            known.compiled for known in known_externals() if known.option not in aside
+        }
+        also = self.request.also | fixes - {""} - self.request.skip
+        return replace(self.request, also=also)
 
 
 @frozen
@@ -133,24 +236,18 @@ def check_given(
 
 def gather_sources(
     wanted: Sequence[Wanted],
-    version: Version,
-    *,
-    given: Mapping[str, str],
+    order: VllmOrder,
     dest: Path,
-    home: Path,
-    cpu: str,
-    target: Target,
-    offline: bool = False,
     progress: Progress | None = None,
 ) -> Gathered:
     """Fetch every source that a release needs into ``dest``, one folder per option.
 
-    ``home`` is the path that ``dest`` will have during the build. ``given`` is option → WHAT of
-    ``--source``. ``cpu`` and ``target`` are those of the wheel that is built. Raises UsageError if
-    the build does not fetch a given source or cannot compile a source for the CPU; SourceError,
-    HashMismatchError, StorageError and HostError if a source cannot be fetched.
+    The paths in the result are those of the work folder, where the build will find ``dest``. Raises
+    UsageError if the build does not fetch a given source or cannot compile a source for the CPU;
+    SourceError, HashMismatchError, StorageError and HostError if a source cannot be fetched.
     """
-    check_given(wanted, version, given)
+    check_given(wanted, order.version, order.given)
+    home = order.work / "external"
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     identities: dict[str, str] = {}
@@ -159,12 +256,12 @@ def gather_sources(
     for external in wanted:
         known = external.known
         option = known.option
-        spec = given.get(option, "")
+        spec = order.source_of(known)
         if is_upstream(spec):
-            source = upstream_parts(known, version, cpu, target, offline, progress)
+            source = upstream_parts(known, order, progress)
         else:
-            source = _find_source(external, spec, version, offline=offline)
-            _require_compilable(known, version, cpu)
+            source = _find_source(external, spec, order)
+            _require_compilable(known, order)
 
         folder = dest / option
         source.fill(folder)
@@ -187,7 +284,7 @@ def gather_sources(
                 )
 
         place = str(home / option / known.folder)
-        if known.define and known.define.covers(version):
+        if known.define and known.define.covers(order.version):
             defines[known.define.variable] = place
         else:
             environment[external.external.variable] = place
@@ -201,25 +298,19 @@ def gather_sources(
     )
 
 
-def _require_compilable(known: KnownSource, version: Version, cpu: str) -> None:
+def _require_compilable(known: KnownSource, order: VllmOrder) -> None:
     """Raise UsageError for a source that cannot be compiled for another CPU."""
-    machine = platform.machine()
-    if known.native and cpu != machine:
-        upstream = f"--source {known.option}=vllm=={version.public}"
+    if known.native and order.across:
+        upstream = f"--source {known.option}=vllm=={order.version.public}"
+        cpu = order.toolchain.machine
         raise UsageError(
-            f"{known.option} cannot be compiled for {cpu} on {machine}",
+            f"{known.option} cannot be compiled for {cpu} on {platform.machine()}",
             why=known.native,
             hint=f"take upstream's: {upstream}; or --without {known.option}",
         )
 
 
-def _find_source(
-    wanted: Wanted,
-    spec: str,
-    version: Version,
-    *,
-    offline: bool,
-) -> FoundSource:
+def _find_source(wanted: Wanted, spec: str, order: VllmOrder) -> FoundSource:
     """Return the source that ``spec`` names: a folder, or ``git+URL@COMMIT``.
 
     If ``spec`` is "", it is the commit that upstream pins. Raises UsageError for any other text.
@@ -227,9 +318,13 @@ def _find_source(
     known = wanted.known
     if not spec:
         without = ""
-        if known.optional and not any(row.covers(version) for row in known.refused):
+        if known.optional and not any(
+            row.covers(order.version) for row in known.refused
+        ):
             without = f"--without {known.option}"
-        return _commit_input(wanted, wanted.external.url, "", without, offline=offline)
+        return _commit_input(
+            wanted, wanted.external.url, "", without, offline=order.offline
+        )
 
     place = Path(spec).expanduser()
     if place.is_dir():
@@ -243,7 +338,7 @@ def _find_source(
             f"--source {known.option}={spec}: there is no such folder",
             why="the path is mistyped, or it is an archive, which is to be unpacked first",
         )
-    return _commit_input(wanted, git.url, git.commit, "", offline=offline)
+    return _commit_input(wanted, git.url, git.commit, "", offline=order.offline)
 
 
 def _copy_folder(source: Path, inner: str, dest: Path) -> None:
@@ -379,18 +474,16 @@ def is_upstream(spec: str) -> bool:
 
 def upstream_parts(
     known: KnownSource,
-    version: Version,
-    cpu: str,
-    target: Target,
-    offline: bool,
+    order: VllmOrder,
     progress: Progress | None,
 ) -> FoundSource:
     """Find the parts of a source in upstream's wheel of a release, which is fetched.
 
     Raises SourceError if the lock has none, and the errors of ``fetch`` and ``parts_of``.
     """
+    cpu = order.toolchain.machine
     entries = upstream_wheels("vllm", cpu)
-    release = version.public
+    release = order.version.public
     if release not in entries:
         raise SourceError(
             f"upstream's wheel of vLLM {release} for {cpu} is not locked",
@@ -398,9 +491,9 @@ def upstream_parts(
             hint="name a folder or git+URL@COMMIT with --source",
         )
 
-    path = fetch("vllm", release, entries, offline=offline, progress=progress)
+    path = fetch("vllm", release, entries, offline=order.offline, progress=progress)
     with WheelFile(path) as wheel:
-        return parts_of(wheel, known, target)
+        return parts_of(wheel, known, order.request.target)
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:

@@ -9,10 +9,8 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
-
-from packaging.version import Version
 
 from patchkit import __version__
 from patchkit.apply import apply
@@ -26,7 +24,6 @@ from patchkit.patching.plan import Texts, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.build import (
-    KnownSource,
     Needs,
     Wanted,
     across,
@@ -43,130 +40,25 @@ from patchkit.recipes.vllm.leave_out import (
     only_extensions,
     take_installed,
 )
-from patchkit.records import RECIPES
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import FORK, detect
 from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import (
     foreign_file,
     named_version,
-    read_lock,
     release_files,
 )
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
-from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import Facts
-from patchkit.wheel.repack.origin import upstream_wheels
 from patchkit.wheel.repack.repack import fix_states
-from patchkit.wheel.vllm.inputs import (
-    Gathered,
-    check_given,
-    gather_sources,
-    is_upstream,
-)
-
-
-@frozen
-class VllmOrder:
-    """An order for vLLM: sources by their identity, the device, and the release of torch.
-
-    ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
-    that are left out; ``given`` names sources of other projects; ``requirements`` lock the
-    environment, by default the recipe's.
-    """
-
-    source: Path
-    identity: str
-    version: Version
-    torch: str
-    request: Request
-    toolchain: Toolchain
-    requirements: Path | None = None
-    jobs: int
-    given: Mapping[str, str] = field(default_factory=dict)
-    offline: bool = False
-    without: frozenset[str] = frozenset()
-    extensions: frozenset[str] = frozenset()
-    fresh: bool = False
-
-    @property
-    def across(self) -> bool:
-        """Return whether the wheel is built for another CPU than that of this machine."""
-        return self.toolchain.machine != platform.machine()
-
-    @property
-    def label(self) -> str:
-        """Return the beginning of the wheel's local version."""
-        target = self.request.target
-        return f"{target.cuda_tag}.{target.name}{'.reduced' if self.extensions else ''}"
-
-    @property
-    def expected(self) -> str:
-        """Return the wheel's file name, without the digest that only the build knows."""
-        version = f"{self.version.public}+{self.label}"
-        # cp38-abi3, as upstream's wheels: one wheel for every later Python.
-        return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
-
-    @property
-    def work(self) -> Path:
-        """Return the work folder in which vLLM is compiled."""
-        target = self.request.target.name
-        name = f"vllm-{self.version.public}-{target}-{self.toolchain.machine}"
-        return WORK / (f"{name}-reduced" if self.extensions else name)
-
-    @property
-    def released(self) -> bool:
-        """True for a release whose sdist and wheel for this CPU are known by their sha256."""
-        release = self.version.public
-        sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
-        if sdist is None or self.identity != f"sha256:{sdist.sha256}":
-            return False
-
-        return release in upstream_wheels("vllm", self.toolchain.machine)
-
-    def source_of(self, known: KnownSource) -> str:
-        """Return where a source comes from, as ``--source`` names it; "" for git.
-
-        By default it comes from upstream's wheel of the release, where that is ready, unless the
-        request names a fix for the source's own code.
-        """
-        if spec := self.given.get(known.option):
-            return spec
-
-        is_fixed = known.compiled in self.request.also | self.request.only
-        if is_fixed or not known.is_ready(self.version) or not self.released:
-            return ""
-        return f"vllm=={self.version.public}"
-
-    @property
-    def taken(self) -> tuple[KnownSource, ...]:
-        """Return the sources that come from upstream's wheel."""
-        return tuple(
-            known
-            for known in known_externals()
-            if known.pin_of(self.version)
-            and known.option not in self.without
-            and is_upstream(self.source_of(known))
-        )
-
-    @property
-    def compiling(self) -> Request:
-        """Return the request, plus the optional fixes for sources that are compiled here."""
-        if self.request.only:
-            return self.request
-
-        aside = self.without | {known.option for known in self.taken}
-        fixes = {
-            known.compiled for known in known_externals() if known.option not in aside
-        }
-        also = self.request.also | fixes - {""} - self.request.skip
-        return replace(self.request, also=also)
+from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
+from patchkit.wheel.vllm.inputs import VllmOrder as VllmOrder
 
 
 @frozen
@@ -266,7 +158,11 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     reduced = _write_overlay(choose_parts(tree, order.without, order.extensions))
     _require_applied(detect(source, "vllm", sandboxed=possible), request, outcome)
 
-    gathered = _gather_sources(order, reduced, staged, report)
+    dest = staged / "external"
+    # Also if there is nothing to gather: the build keeps the folder.
+    dest.mkdir()
+    bar = in_mb(report("sources of other projects, in MB"))
+    gathered = gather_sources(_list_externals(reduced), order, dest, bar)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
 
@@ -402,35 +298,6 @@ def _write_overlay(tree: SourceTree) -> SourceTree:
     for path, text in tree.overlay.items():
         (tree.root / path).write_text(text, "utf-8")
     return tree
-
-
-def _gather_sources(
-    order: VllmOrder,
-    tree: SourceTree,
-    staged: Path,
-    report: Report,
-) -> Gathered:
-    """Gather the sources of other projects; their paths are those in the work folder."""
-    sources = _list_externals(tree)
-    given = dict(order.given)
-    for source in sources:
-        if spec := order.source_of(source.known):
-            given[source.known.option] = spec
-
-    # Also if there is nothing to gather: the build keeps the folder.
-    dest = staged / "external"
-    dest.mkdir()
-    return gather_sources(
-        sources,
-        order.version,
-        given=given,
-        dest=dest,
-        home=order.work / "external",
-        cpu=order.toolchain.machine,
-        target=order.request.target,
-        offline=order.offline,
-        progress=in_mb(report("sources of other projects, in MB")),
-    )
 
 
 def _vllm_facts(

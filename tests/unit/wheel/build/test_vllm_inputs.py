@@ -15,22 +15,25 @@ from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES
 from patchkit.source.releases import read_lock
 from patchkit.target import targets
+from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.inputs import (
     Gathered,
+    VllmOrder,
     gather_sources,
     notices,
     parse_given,
     parts_of,
     prove_parts,
 )
-from patchkit.wheel.vllm.prepare import VllmOrder
 from support import read_files, write_files
 from support.vllm_wheels import HOPPER, LOST
 from support.wheels import OTHER_CPU, write_zip
 
 VERSION = Version("0.25.1")
+MACHINE = platform.machine()
+HOME = WORK / f"vllm-0.25.1-gb10-{MACHINE}" / "external"
 KNOWN = {each.option: each for each in known_externals()}
 
 
@@ -64,12 +67,19 @@ def take(tmp_path, monkeypatch):
     """Gather into one folder: ``take(wanted, "qutlass=FOLDER", offline=True)``."""
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
 
-    def gathered(*wanted, given=(), **how):
-        dest = tmp_path / "sources"
-        device = {"cpu": platform.machine(), "target": targets()["gb10"], **how}
-        return gather_sources(
-            wanted, VERSION, given=parse_given(given), dest=dest, home=dest, **device
+    def gathered(*wanted, given=(), cpu=MACHINE, **how):
+        order = VllmOrder(
+            source=tmp_path,
+            identity="",
+            version=VERSION,
+            torch="",
+            request=Request(target=targets()["gb10"]),
+            toolchain=replace(TOOLS, machine=cpu),
+            jobs=1,
+            given=parse_given(given),
+            **how,
         )
+        return gather_sources(wanted, order, tmp_path / "sources")
 
     return gathered
 
@@ -90,7 +100,7 @@ def test_a_commit_comes_once_with_the_submodules_that_it_names(
     assert cost in caught.value.hint
     got = take(flashmla)
     folder = tmp_path / "sources" / "flashmla"
-    assert got.environment == {"FLASH_MLA_SRC_DIR": str(folder)}
+    assert got.environment == {"FLASH_MLA_SRC_DIR": str(HOME / "flashmla")}
     assert got.defines == {}
     assert (folder / "csrc/cutlass/include/cutlass/cutlass.h").read_text() == "// 4\n"
     assert got.identities == {"flashmla": f"{flashmla.external.url}@{flashmla.commit}"}
@@ -123,10 +133,9 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
         triton_kernels, wanted("flash-attn", "VLLM_FLASH_ATTN_SRC_DIR"), given=given
     )
     inner = tmp_path / "sources/triton-kernels/python/triton_kernels/triton_kernels"
-    assert got.environment == {"TRITON_KERNELS_SRC_DIR": str(inner)}
-    defined = {
-        "FETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN": str(tmp_path / "sources/flash-attn")
-    }
+    place = HOME / inner.relative_to(tmp_path / "sources")
+    assert got.environment == {"TRITON_KERNELS_SRC_DIR": str(place)}
+    defined = {"FETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN": str(HOME / "flash-attn")}
     assert got.defines == defined
     # The folder that CMake takes may itself be named.
     direct = whole / "python/triton_kernels/triton_kernels"
