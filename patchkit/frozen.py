@@ -13,6 +13,9 @@ from typing import Any, NoReturn, TypeVar, dataclass_transform
 T = TypeVar("T")
 _fields = cache(fields)
 
+Texts = tuple[str, ...]
+"""Several texts in a field of a record."""
+
 
 @dataclass_transform(
     frozen_default=True, kw_only_default=True, field_specifiers=(field,)

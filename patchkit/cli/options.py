@@ -16,7 +16,7 @@ from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Option, Verb, flag, option, with_options
 from patchkit.errors import UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
@@ -162,9 +162,9 @@ class Selection:
 
     target: str | None
     arch: str | None
-    only: tuple[str, ...]
-    skip: tuple[str, ...]
-    also: tuple[str, ...]
+    only: Texts
+    skip: Texts
+    also: Texts
     patches: tuple[Path, ...]
 
     @property

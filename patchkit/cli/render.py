@@ -36,14 +36,14 @@ from patchkit.cli.out import (
 )
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level
-from patchkit.frozen import positional
+from patchkit.frozen import Texts, positional
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load
 
 Verb = Callable[..., Any]
 Option = Callable[[Any], Any]
-Row = tuple[str, ...]
+Row = Texts
 Lines = Iterator[str]
 Fields = dict[str, Any]
 
@@ -293,7 +293,7 @@ def finding_blocks(
     findings: Iterable[Finding], *, verbose: bool = False
 ) -> Iterator[Shown]:
     """Yield each finding in full; findings of the same level, place, reason and cure together."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
+    groups: dict[Texts, list[Finding]] = {}
     for finding in findings:
         place = f"{finding.where}:{finding.line}" if finding.where else finding.what
         key = (finding.level, place, finding.why, finding.hint)

@@ -253,11 +253,9 @@ def try_fp8(settings: Answer) -> Answer:
         kernel = getattr(method, "fp8_linear", None)
         name = "unknown" if kernel is None else type(kernel).__name__
 
-        products = []
-        for x in inputs:
-            out = method.apply(layer, x.bfloat16())
-            products.append((out, x.double() @ exact.t()))
-
+        products = [
+            (method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs
+        ]
         return _judge_products(name, products)
 
 
@@ -327,11 +325,10 @@ def try_nvfp4(_: Answer) -> Answer:
         layer.params_dtype = torch.bfloat16
         kernel.process_weights_after_loading(layer)
 
-        products = []
-        for x in inputs:
-            out = kernel.apply_weights(layer, x.bfloat16())
-            products.append((out, x.double() @ exact.t()))
-
+        products = [
+            (kernel.apply_weights(layer, x.bfloat16()), x.double() @ exact.t())
+            for x in inputs
+        ]
         return _judge_products(type(kernel).__name__, products)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Completed, Follow
 from patchkit.foreign import read_json
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 
 RANK = "all-reduce"
 """The step in which all nodes run together, one rank on each."""
@@ -46,7 +46,7 @@ class GpuStep:
     kernel: str = ""
     reason: str = ""
     figures: Mapping[str, str | float | int] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()
+    lines: Texts = ()
 
 
 def gpu_steps(

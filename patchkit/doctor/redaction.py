@@ -27,7 +27,7 @@ from patchkit.doctor.private_names import (
     mac_form,
     mac_key,
 )
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
@@ -62,13 +62,13 @@ class RedactionData:
     hosts: frozenset[str]
     models: frozenset[str]
     public_path_pattern: str
-    networks: tuple[str, ...]
+    networks: Texts
     serial_keys: frozenset[str]
     schema_keys: frozenset[str]
     version_prefix_pattern: str
     name_patterns: Mapping[str, str]
-    number_patterns: Mapping[str, tuple[str, ...]]
-    value_patterns: Mapping[str, tuple[str, ...]]
+    number_patterns: Mapping[str, Texts]
+    value_patterns: Mapping[str, Texts]
 
 
 class Span(NamedTuple):

@@ -42,6 +42,7 @@ from patchkit.cluster.launch.up import StartWatcher
 from patchkit.cluster.openai.server_answers import server_at
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.errors import UsageError
+from patchkit.frozen import Texts
 
 _PROMPTS = 4  # prompts of a load: so many times its concurrency
 _SILENT = StartWatcher(
@@ -119,9 +120,7 @@ def bench_command() -> None:
 @option("--tokenizer DIR", "Folder of a tokenizer; default: the model's.", default="")
 @option("-o DIR", "folder", "Folder; default: bench-MODEL-DAY.", type=PATH)
 @rendered
-def run_bench(
-    model: str, args: tuple[str, ...], folder: Path | None, **options: Any
-) -> Blocks:
+def run_bench(model: str, args: Texts, folder: Path | None, **options: Any) -> Blocks:
     """Serve a model in one way or two, in turns, and measure each.
 
     Words behind `--` are added to the `vllm serve` of each.
@@ -167,7 +166,7 @@ def run_bench(
 
 
 def _planned_variants(
-    model: str, args: tuple[str, ...], options: Mapping[str, Any]
+    model: str, args: Texts, options: Mapping[str, Any]
 ) -> Iterator[PlannedVariant]:
     """Yield the variants to measure: the server at --url, those of cluster files, or one here."""
     venv = options["venv"] or ""

@@ -44,6 +44,7 @@ from patchkit.cli.render import (
 )
 from patchkit.errors import UsageError
 from patchkit.finding import worst
+from patchkit.frozen import Texts
 from patchkit.quoting import quoted
 from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
@@ -127,9 +128,7 @@ def _entry_row(entry: ManifestEntry) -> Row:
 @dry_run_option
 @flag("--force", "Set a damaged journal aside.")
 @rendered
-def prune_wheels(
-    house: Path, drop: tuple[str, ...], dry_run: bool, force: bool
-) -> Blocks:
+def prune_wheels(house: Path, drop: Texts, dry_run: bool, force: bool) -> Blocks:
     """Remove files that the manifest does not list, and remains of interrupted runs."""
     pruned = prune_wheelhouse(
         house,
@@ -158,7 +157,7 @@ def prune_wheels(
 @flag("--lock-only", "Only lock; the nodes download.")
 @rendered
 def fill_wheels(
-    house: Path, python: str | None, also: tuple[str, ...], lock_only: bool
+    house: Path, python: str | None, also: Texts, lock_only: bool
 ) -> Blocks:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
 from patchkit.runtime.host.probe import parse_rows, query_gpus
@@ -177,8 +177,8 @@ class NodeHealth:
     """
 
     page_cache: int | None = None
-    guards: tuple[str, ...] | None = None
-    kernel: tuple[str, ...] | None = None
+    guards: Texts | None = None
+    kernel: Texts | None = None
     gpu: GpuState | None = None
     gpu_users: tuple[GpuUser, ...] | None = None
     manager: bool | None = None
@@ -273,7 +273,7 @@ def _page_cache() -> int:
     return files - int(kib["Shmem"])
 
 
-def _running_guards() -> tuple[str, ...]:
+def _running_guards() -> Texts:
     """Return the running services that end processes before memory is used up."""
     names = ("earlyoom", "systemd-oomd", "nohang")
     shown = attempt("systemctl", "is-active", *names, timeout=_SECONDS)
@@ -303,7 +303,7 @@ def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
     return Compilers(compiler=compiler, python_h=str(python_h))
 
 
-def read_kernel_log() -> tuple[str, ...]:
+def read_kernel_log() -> Texts:
     """Return the lines of this boot's kernel log that may tell of trouble: the last, oldest first.
 
     Raises UnreadError if this user may not read the whole log: then no line would prove nothing.

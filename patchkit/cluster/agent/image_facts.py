@@ -25,7 +25,7 @@ from patchkit.digests import digest
 from patchkit.errors import HostError
 from patchkit.follow import Completed
 from patchkit.foreign import read_json, whole_number
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.process import ask, attempt
 from patchkit.records import matching
 from patchkit.runtime.host.host import Software
@@ -137,12 +137,12 @@ class ImageFacts:
     driver: str = ""
     hook: bool = False
     infiniband: bool = False
-    closed: tuple[str, ...] = ()
+    closed: Texts = ()
     id: Annotated[str, matching("((sha256:)?[0-9a-f]{64})?", "an id")] = ""
     content: str = ""
     by_tag: bool = False
     wraps: bool = False
-    digests: tuple[str, ...] = ()
+    digests: Texts = ()
     size: int = 0
     owner: str = ""
     layer: str = ""
@@ -158,14 +158,14 @@ class ImageFacts:
         return self.id.removeprefix("sha256:")
 
     @property
-    def run(self) -> tuple[str, ...]:
+    def run(self) -> Texts:
         """Return the words that run a container, up to the options that a caller adds."""
         options = RUN_WORDS[Path(self.program).name]
         words = (option.format(user=self.user) for option in options)
         return (self.program, *words, "--rm", "--pull=never", "--log-driver=none")
 
     @property
-    def remove(self) -> tuple[str, ...]:
+    def remove(self) -> Texts:
         """Return the words that end containers, up to the containers' names."""
         return (self.program, *REMOVE_WORDS[Path(self.program).name])
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from patchkit.cluster.agent.image_facts import LAYER, ImageFacts, find_image, last_line
 from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.models.model_files import require_room
+from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.rsync import require_rsync
 from patchkit.errors import BuildError, HostError, StorageError, translated
 from patchkit.follow import Follow
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import matching
@@ -53,7 +54,7 @@ class BuiltImage:
     """The id of an image that was built, and the lines that `apply` wrote during the build."""
 
     id: Annotated[str, matching("[0-9a-f]{64}", "an id")]
-    said: tuple[str, ...]
+    said: Texts
 
 
 def pull_image(
@@ -165,7 +166,7 @@ def build_layer(
     engine: str,
     kit: str,
     label: str,
-) -> Generator[tuple[int, int], None, BuiltImage]:
+) -> Steps[BuiltImage]:
     """Build an image from the archive ``kit``; yield the bytes of native code so far, and of all.
 
     The image gets the label ``LAYER`` with the value ``label``. Raises BuildError with the lines

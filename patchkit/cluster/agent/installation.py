@@ -8,12 +8,13 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from patchkit.cluster.agent.node_files import run_for_user, unit_folder
+from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.rsync import require_rsync
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.durable.atomic import replacing, sync
@@ -28,7 +29,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
@@ -93,7 +94,7 @@ class WheelLock:
     python: Annotated[str, matching(r"3\.\d+", "a release of Python")]
     wheels: tuple[NodeWheel, ...]
     target: str
-    native: tuple[str, ...]
+    native: Texts
 
     @property
     def id(self) -> str:
@@ -115,7 +116,7 @@ class InstallState:
     store: str
     installed: bool
     current: str
-    lacking: tuple[str, ...]
+    lacking: Texts
     gpu: Gpu | None
 
 
@@ -134,7 +135,7 @@ class InstalledVenv:
     nccl: str = ""
     nccl_version: str = ""
     nccl_sha256: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: Texts = ()
 
 
 def share_folder(name: str) -> Path:
@@ -199,7 +200,7 @@ def _find_python(lock: WheelLock) -> str:
     return python
 
 
-def install_wheels(lock: Any) -> Generator[tuple[int, int], None, InstalledVenv]:
+def install_wheels(lock: Any) -> Steps[InstalledVenv]:
     """Return the environment of a lock, made unless it exists; yield the bytes so far, and of all.
 
     Raises StorageError if the disk is full, HostError if a unit runs from a damaged environment of
@@ -234,7 +235,7 @@ def _make_venv(
     path: Path,
     lock: WheelLock,
     size: int,
-) -> Generator[tuple[int, int], None, InstalledVenv]:
+) -> Steps[InstalledVenv]:
     """Make an environment instead of anything at its path; the marker is its last file.
 
     Yields bytes as ``install_wheels`` does.

@@ -18,7 +18,7 @@ from patchkit.cluster.ssh.ssh import (
 )
 from patchkit.follow import Completed
 from patchkit.foreign import read_json
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import LIVE, Reader
 
@@ -41,7 +41,7 @@ class PeerLink:
     ``error`` has the fields of the error with which a try ended, {} for none.
     """
 
-    words: tuple[str, ...]
+    words: Texts
     error: dict[str, str]
 
 

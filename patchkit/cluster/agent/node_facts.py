@@ -27,7 +27,7 @@ from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import read_json
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError, record
@@ -79,7 +79,7 @@ class ModelPrint:
     files: int = 0
     size: int = 0
     digest: str = ""
-    architectures: tuple[str, ...] = ()
+    architectures: Texts = ()
 
 
 @frozen
@@ -339,9 +339,9 @@ def model_print(folder: str) -> ModelPrint:
     )
 
 
-def _read_architectures(folder: Path) -> tuple[str, ...]:
+def _read_architectures(folder: Path) -> Texts:
     """Return the classes in a model's config, () if they cannot be read."""
     with suppress(PatchkitError, ValueError, LookupError, TypeError):
         config = read_text(folder / "config.json", limit=_SMALL)
-        return record(tuple[str, ...], read_json(config)["architectures"])[:_CLASSES]
+        return record(Texts, read_json(config)["architectures"])[:_CLASSES]
     return ()

@@ -20,7 +20,7 @@ from patchkit.cluster.agent.health import (
     disk_rooms,
     read_kernel_log,
 )
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.process import attempt
 
 _RECENT = 3600.0  # seconds: older kills are not reported
@@ -43,8 +43,8 @@ class NodeTroubles:
     """
 
     disks: tuple[DiskRoom, ...]
-    killed: tuple[str, ...]
-    addresses: tuple[str, ...]
+    killed: Texts
+    addresses: Texts
     lost: str
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
@@ -55,7 +55,7 @@ class UnitState:
     invocation: str
     description: str
     text: str
-    drop_ins: tuple[str, ...]
+    drop_ins: Texts
     changed: bool
 
 

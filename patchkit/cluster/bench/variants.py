@@ -15,7 +15,7 @@ from patchkit.cluster.bench.benchmark import BenchLoad
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -37,7 +37,7 @@ class PlannedVariant:
 
     name: str
     python: str
-    words: tuple[str, ...] = ()
+    words: Texts = ()
     shared: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[NodeFacts, ...] = ()
     tokenizer: str = ""

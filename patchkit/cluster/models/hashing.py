@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from patchkit.cluster.models.model_files import ModelFile
+from patchkit.cluster.ssh.answer import Steps
 from patchkit.finding import Finding
 from patchkit.frozen import frozen
 
@@ -32,7 +33,7 @@ class FileHashes:
 def hash_findings(
     place: Path,
     files: Mapping[str, ModelFile],
-) -> Generator[tuple[int, int], None, list[Finding]]:
+) -> Steps[list[Finding]]:
     """Return a finding for each file that cannot be read or whose digest is not the given one.
 
     Yields the progress: bytes done, and bytes in all.
@@ -56,7 +57,7 @@ def hash_findings(
 def hash_files(
     place: Path,
     files: Mapping[str, ModelFile],
-) -> Generator[tuple[int, int], None, FileHashes]:
+) -> Steps[FileHashes]:
     """Hash files in parallel, each with the algorithm of its given digest.
 
     Yields the progress: bytes done, and bytes in all. A caller may close the generator early:

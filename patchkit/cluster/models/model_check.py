@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import (
     Collection,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -32,6 +31,7 @@ from patchkit.cluster.models.model_files import (
     read_record,
     read_shards,
 )
+from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Findings, Level
@@ -86,7 +86,7 @@ class ModelCheck:
         return self.recorded and not self.exit_code
 
 
-Checking = Generator[tuple[int, int], None, ModelCheck]
+Checking = Steps[ModelCheck]
 """A generator that yields its progress (bytes done, bytes in all) and returns the check."""
 
 

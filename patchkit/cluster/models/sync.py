@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from patchkit.cluster.models.model_files import (
     require_room,
     write_record,
 )
+from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.rsync import Copied, Progress, require_rsync, send_files
 from patchkit.durable.atomic import sync
@@ -196,7 +197,7 @@ def _no_source_error(
     return fault.kind(text, why="; ".join(reasons), hint=fault.hint or again)
 
 
-def read_source(folder: str) -> Generator[tuple[int, int], None, ModelSource]:
+def read_source(folder: str) -> Steps[ModelSource]:
     """Hash a model on the node that it is copied from; yield the progress in bytes.
 
     Files that the record does not name get the digest that is computed here. If a file is wrong or
@@ -296,7 +297,7 @@ def stage_model(
     models: str,
     name: str,
     files: Mapping[str, object],
-) -> Generator[tuple[int, int], None, ModelStage]:
+) -> Steps[ModelStage]:
     """Hash what this node has of a model, and prepare the staging folder for the other files.
 
     Yields the progress in bytes. Raises HostError without rsync, StorageError if the disk has too
@@ -338,7 +339,7 @@ def _places(models: str, name: str) -> tuple[Path, Path]:
 def _lacking_files(
     place: Path,
     files: Mapping[str, ModelFile],
-) -> Generator[tuple[int, int], None, dict[str, ModelFile]]:
+) -> Steps[dict[str, ModelFile]]:
     """Return those files that a folder lacks, or has with a wrong size or hash.
 
     Yields the progress of hashing in bytes.

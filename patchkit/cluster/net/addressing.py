@@ -20,7 +20,7 @@ from itertools import chain
 from operator import attrgetter
 
 from patchkit.errors import PatchkitError
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host, Netdev
@@ -48,7 +48,7 @@ class NetPlanOptions:
     nodes: int = 2
     mtu: int | None = None
     network: IPv4Network | None = None
-    netdevs: tuple[str, ...] = ()
+    netdevs: Texts = ()
 
     def command_words(self) -> list[str]:
         """Return ``net plan`` and the options, as words of a command line."""
@@ -81,7 +81,7 @@ class WrittenPlan:
     does not say them.
     """
 
-    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    addresses: Mapping[str, Texts] = field(default_factory=dict)
     node: int = 0
     mtu: int = 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from patchkit.cluster.net.addressing import NetPlan, NetPlanOptions, WrittenPlan
 from patchkit.errors import HostError, PatchkitError
-from patchkit.frozen import positional
+from patchkit.frozen import Texts, positional
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.runtime.host.host import Host
@@ -80,7 +80,7 @@ def read_written_plan(path: Path) -> WrittenPlan | None:
     if text is None:
         return None
 
-    addresses: dict[str, tuple[str, ...]] = {}
+    addresses: dict[str, Texts] = {}
     for netdev, rows in _INTERFACE.findall(text):
         # The file may have been edited: an interface with an invalid address is left out.
         with contextlib.suppress(ValueError):
@@ -119,7 +119,7 @@ def read_other_files(root: Path) -> NetplanFiles:
     return {str(path): _read_if_allowed(path) for path in paths.values()}
 
 
-_Conflicts = Iterator[tuple[str, tuple[str, ...]]]
+_Conflicts = Iterator[tuple[str, Texts]]
 """Each conflict with the plan: a text about it, and the commands that solve it."""
 
 

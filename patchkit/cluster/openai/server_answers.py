@@ -31,7 +31,7 @@ from patchkit.cluster.agent.judge import (
 from patchkit.cluster.agent.node_state import read_settings
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.foreign import read_count
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
@@ -56,7 +56,7 @@ class WantedMetric:
     """
 
     id: str
-    names: tuple[str, ...]
+    names: Texts
     fold: str = "sum"
     where: str = ""
 
@@ -95,10 +95,10 @@ class ServerAnswers:
 
     url: str
     key: str
-    strangers: tuple[str, ...]
+    strangers: Texts
     health: PathAnswer
     version: str = ""
-    models: tuple[str, ...] = ()
+    models: Texts = ()
     listing: PathAnswer = field(default_factory=PathAnswer)
     token: TokenAnswer | None = None
     metrics: PathAnswer = field(default_factory=PathAnswer)
@@ -225,7 +225,7 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
     raise HostError("nothing was started on this node", hint="patchkit up MODEL")
 
 
-def _find_strangers(url: str, started: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_strangers(url: str, started: Mapping[str, Any]) -> Texts:
     """Return the programs that listen at a URL and must not get the key.
 
     At a server that `up` started these are all programs outside its group; at any other, those of
@@ -283,7 +283,7 @@ def _find_signs(
     return replace(signs, token_refusal=token.refusal)
 
 
-def _model_names(server: HttpServer, listing: HttpAnswer) -> tuple[str, ...]:
+def _model_names(server: HttpServer, listing: HttpAnswer) -> Texts:
     rows = listing.value("data")
     if not isinstance(rows, list):
         return ()

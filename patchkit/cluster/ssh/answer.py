@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.durable.signals import SIGNALS, Interrupted, raise_interrupts
@@ -33,6 +33,10 @@ HEARTBEAT = 5.0
 
 LEASE = 60.0
 """Seconds without input after which a node ends the call and so releases the call's locks."""
+
+T = TypeVar("T")
+Steps = Generator[tuple[int, int], None, T]
+"""A function on a node that yields its progress, as (DONE, TOTAL), and returns a result."""
 
 
 def answer(request: list[Any], mark: str) -> None:

@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.node import Remote, check_peer
 from patchkit.cluster.ssh.ssh import HERE, ssh_command, ssh_words
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
@@ -90,7 +91,7 @@ def copy_files(
     names: Sequence[str],
     destination: str,
     target: str,
-) -> Generator[tuple[int, int], None, Copied]:
+) -> Steps[Copied]:
     """Copy files below ``folder``, here, into the folder ``target`` on ``destination``.
 
     Yields the bytes copied, and the bytes of all files. Raises UsageError for a destination that

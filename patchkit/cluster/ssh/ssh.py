@@ -8,7 +8,7 @@ from __future__ import annotations
 from patchkit import errors
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, RecordError, read_toml, record
 
@@ -36,7 +36,7 @@ _CAUSES = read_toml(
 )
 
 
-def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
+def ssh_words(destination: str, *options: str) -> Texts:
     """Return the words of an ssh command up to the remote command.
 
     ``options`` come before the usual ones, since ssh takes the first value of each option. Raises

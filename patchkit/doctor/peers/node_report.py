@@ -29,7 +29,7 @@ from patchkit.finding import (
     finding_texts,
 )
 from patchkit.foreign import read_json
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
@@ -120,7 +120,7 @@ def check(
 
 
 def _run_check(
-    names: tuple[str, ...],
+    names: Texts,
     function: Callable[..., Outcome],
     checked: Any,
     *args: Any,
@@ -150,7 +150,7 @@ class PlacedFiles:
     folder: str
     modules: str
     env: EnvFile | None
-    edited: tuple[str, ...]
+    edited: Texts
 
 
 def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:

@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Literal
 
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.presets import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
@@ -45,7 +45,7 @@ class TextPattern:
     """
 
     text: str
-    anchors: tuple[str, ...]
+    anchors: Texts
     expression: str
     weight: int = 0
     flags: re.RegexFlag = re.IGNORECASE
@@ -87,7 +87,7 @@ def _part_expression(part: re.Match[str]) -> str:
     return f"(?P<{part['name']}>{word})" if part["name"] else word
 
 
-def _anchors(text: str) -> tuple[str, ...]:
+def _anchors(text: str) -> Texts:
     """Return the longest run of plain characters of a text, or both halves of a long run.
 
     A program may break a long line at a blank; then at least one half is whole in a line.
@@ -118,8 +118,8 @@ class Cause(Grounded):
     cause: str
     cure: str
     matches: str = ""
-    seen: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
+    seen: Texts = ()
+    unseen: Texts = ()
     command: str = ""
     costs: str = ""
     tell: str = ""
@@ -138,12 +138,12 @@ class Symptom:
 
     id: str
     title: str
-    says: tuple[str, ...]
+    says: Texts
     level: Literal["error", "warning", "note"]
     cause: tuple[Cause, ...] = ()
-    broken: tuple[str, ...] = ()
-    example: tuple[str, ...]
-    other: tuple[str, ...] = ()
+    broken: Texts = ()
+    example: Texts
+    other: Texts = ()
     follows: bool = False
     yields: bool = False
     ends: bool = False
@@ -188,7 +188,7 @@ class LogFact:
     """
 
     name: str
-    says: tuple[str, ...]
+    says: Texts
     value: str = ""
 
 
@@ -197,7 +197,7 @@ class LogWords:
     """Texts that state facts, and ``marks``: event in a server's life → texts that tell of it."""
 
     fact: tuple[LogFact, ...]
-    marks: Mapping[str, tuple[str, ...]]
+    marks: Mapping[str, Texts]
 
 
 @cache

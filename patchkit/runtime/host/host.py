@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.target import targets
 
@@ -185,7 +185,7 @@ class FlashInfer:
     """
 
     version: str
-    modules: tuple[str, ...]
+    modules: Texts
     facts: Mapping[str, str]
     home: str = ""
 
@@ -221,7 +221,7 @@ class Host:
     netdevs: tuple[Netdev, ...]
     rdma: tuple[Rdma, ...]
     software: Software | None = None
-    notes: tuple[str, ...] = ()
+    notes: Texts = ()
 
     @property
     def cabled(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.frozen import Texts
 
 LIVE = Path("/")
 # Bytes of a file: /proc/cpuinfo of the largest machines has two million.
@@ -152,7 +153,7 @@ class Reader:
                 values[name] = printable(value).strip("\"'")
         return values
 
-    def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
+    def names(self, path: str, *, needed: bool = False) -> Texts:
         """Return the names in a folder, sorted; none if it cannot be read."""
         try:
             entries = list(self._place(path).iterdir())
@@ -165,7 +166,7 @@ class Reader:
             self.copy.add_folder(path, names)
         return tuple(filter(str.isprintable, names))
 
-    def folders(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
+    def folders(self, path: str, *, needed: bool = False) -> Texts:
         """Return the names of folders in a folder, and of links to folders."""
         folder = self.root / path
         names = self.names(path, needed=needed)

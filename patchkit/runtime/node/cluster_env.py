@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from patchkit.errors import DriftError, PatchkitError, UsageError
 from patchkit.finding import Level
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.runtime.envfile.env_file import EnvFile, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import find_remarks
@@ -86,7 +86,7 @@ class ClusterEnv:
     settings: tuple[Setting, ...]
     advice: tuple[Caveat, ...]
     off: tuple[VariableRule, ...]
-    notes: tuple[str, ...]
+    notes: Texts
 
     @property
     def where(self) -> str:

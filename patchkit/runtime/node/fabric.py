@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network
 from operator import attrgetter
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.runtime.host.host import (
     Host,
     Netdev,
@@ -64,7 +64,7 @@ class Fabric:
     usable: tuple[Port, ...]
     spanning: tuple[Port, ...]
     ports: tuple[Port, ...]
-    names: tuple[str, ...]
+    names: Texts
     described: str
 
     def exact_names(self, devices: Sequence[Rdma]) -> str:

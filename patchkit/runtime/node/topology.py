@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Literal
 
 from patchkit.errors import PatchkitError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import (
     Host,
@@ -43,12 +43,12 @@ class Attachment:
     address: str = ""
     netdev: str = ""
     data: str = ""
-    netdevs: tuple[str, ...] = ()
+    netdevs: Texts = ()
     hcas: str = ""
     half: str = ""
     twin: TwinState | Literal[""] = ""
     cages: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: Texts = ()
 
 
 def choose_attachment(
@@ -350,16 +350,18 @@ def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, st
     return netdev, str(interface.ip)
 
 
-def _find_addressed(host: Host, kind: str) -> list[Netdev]:
-    """Return the interfaces of a kind that are up and have an IPv4 address."""
-    netdevs = [netdev for netdev in host.netdevs if netdev.kind == kind]
+def _find_addressed(host: Host, *kinds: str) -> list[Netdev]:
+    """Return the interfaces of each kind that are up and have an IPv4 address."""
+    netdevs = [
+        netdev for kind in kinds for netdev in host.netdevs if netdev.kind == kind
+    ]
     return [netdev for netdev in netdevs if netdev.up and netdev.ipv4]
 
 
 def find_lan(host: Host) -> list[Netdev]:
     """Return the interfaces without RDMA, wired ones first."""
     rdma_names = {rdma.netdev for rdma in host.rdma}
-    netdevs = _find_addressed(host, "ethernet") + _find_addressed(host, "wifi")
+    netdevs = _find_addressed(host, "ethernet", "wifi")
     return [netdev for netdev in netdevs if netdev.name not in rdma_names]
 
 

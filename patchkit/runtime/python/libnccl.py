@@ -16,7 +16,7 @@ from pathlib import Path
 
 from patchkit.digests import sha256_if_readable
 from patchkit.errors import HostError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
     Owner,
@@ -67,7 +67,7 @@ class NcclReport:
     torch: startup.Choice
     vllm: startup.Choice
     copies: tuple[NcclCopy, ...]
-    warnings: tuple[str, ...]
+    warnings: Texts
     pin: str
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from patchkit import elf, process
 from patchkit.errors import HostError, SourceError
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.records import RecordError, record
 
 Environment = Mapping[str, str]
@@ -56,10 +56,10 @@ class InterpreterFacts:
     """
 
     executable: str
-    path: tuple[str, ...]
+    path: Texts
     torch: str | None
     vllm: str | None
-    mapped: tuple[str, ...]
+    mapped: Texts
     provider: str | None
     asked: str | None
 

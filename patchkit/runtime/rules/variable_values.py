@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from ipaddress import ip_address
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import lifetime, read_env_data, read_table, release
 
@@ -160,7 +160,7 @@ class AllowedValues:
     """
 
     how: str
-    words: tuple[str, ...] = ()
+    words: Texts = ()
     any_case: bool = False
 
     @classmethod

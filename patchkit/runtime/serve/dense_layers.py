@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
@@ -64,7 +64,7 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     return DenseLayers(setting=json.dumps(config, separators=(",", ":")), saved=saved)
 
 
-def _dense_layer_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+def _dense_layer_names(checkpoint: Checkpoint) -> Texts:
     """Return vLLM's names of the dense layers in the checkpoint's architecture."""
     architectures = set(checkpoint.config["architectures"])
     for row in load_flag_rules().dense:
