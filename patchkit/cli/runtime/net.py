@@ -52,6 +52,7 @@ from patchkit.cluster.net.checks import (
 )
 from patchkit.cluster.net.netplan_file import (
     OURS,
+    PlanInputs,
     check_conflicts,
     read_other_files,
     read_written_plan,
@@ -130,7 +131,8 @@ def plan_network(
     written = read_written_plan(file)
     plan = make_net_plan(host, request, written)
     files = read_other_files(root)
-    check_conflicts(host, plan, request, written or WrittenPlan(), files)
+    given = PlanInputs(host, plan, request, written or WrittenPlan(), files)
+    check_conflicts(given)
 
     text = ""
     outcome = ""

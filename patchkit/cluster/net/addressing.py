@@ -354,11 +354,9 @@ class _Planner:
 
             for number, twin in enumerate(twins):
                 line = self.make_line(twin, addresses[twin.name], usual_mtu)
-                peer = cable.peer or None
-                if line.addresses == twin.ipv4:
-                    # A kept address may lead to any node: the user did not say to which.
-                    peer = None
-                yield replace(line, cage=cage, twin=number, peer=peer)
+                # A kept address may lead to any node: the user did not say to which.
+                peer = None if line.addresses == twin.ipv4 else cable.peer
+                yield replace(line, cage=cage, twin=number, peer=peer or None)
 
     def find_usual_mtu(
         self, twins: Iterable[Netdev], addresses: Mapping[str, Addresses]

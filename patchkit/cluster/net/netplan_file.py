@@ -124,7 +124,7 @@ _Conflicts = Iterator[tuple[str, Texts]]
 
 
 @positional
-class _Request:
+class PlanInputs:
     """A plan, its inputs, and the netplan files that patchkit did not write."""
 
     host: Host
@@ -134,19 +134,12 @@ class _Request:
     files: NetplanFiles
 
 
-def check_conflicts(
-    host: Host,
-    plan: NetPlan,
-    options: NetPlanOptions,
-    written: WrittenPlan,
-    files: NetplanFiles,
-) -> None:
+def check_conflicts(inputs: PlanInputs) -> None:
     """Raise HostError with all conflicts of a plan, and the commands that solve them."""
-    request = _Request(host, plan, options, written, files)
     conflicts = [
-        *_find_foreign_addresses(request),
-        *_find_same_networks(request),
-        *_find_configured(request),
+        *_find_foreign_addresses(inputs),
+        *_find_same_networks(inputs),
+        *_find_configured(inputs),
     ]
     if not conflicts:
         return
@@ -159,15 +152,15 @@ def check_conflicts(
     )
 
 
-def _find_configured(request: _Request) -> _Conflicts:
+def _find_configured(inputs: PlanInputs) -> _Conflicts:
     """Yield a conflict for each other file that configures an interface of the plan.
 
     netplan would merge both files.
     """
-    again = request.options.command_line()
-    for line in request.plan.written:
-        for path, text in request.files.items():
-            number = _find_row(text or "", line.netdev, request.host)
+    again = inputs.options.command_line()
+    for line in inputs.plan.written:
+        for path, text in inputs.files.items():
+            number = _find_row(text or "", line.netdev, inputs.host)
             if not number:
                 continue
 
@@ -199,18 +192,18 @@ def _find_row(text: str, name: str, host: Host) -> int:
     return 0
 
 
-def _find_foreign_addresses(request: _Request) -> _Conflicts:
+def _find_foreign_addresses(inputs: PlanInputs) -> _Conflicts:
     """Yield a conflict for each address that the plan would remove and that patchkit did not give.
 
     Only a plan with ``--network`` removes addresses. Link-local addresses are no conflict: they go
     away when the interface gets a lasting one. ``_find_configured`` yields the files that give an
     address.
     """
-    keep = replace(request.options, network=None).command_line()
-    for line in request.plan.changes:
-        netdev = request.host.netdev(line.netdev)
+    keep = replace(inputs.options, network=None).command_line()
+    for line in inputs.plan.changes:
+        netdev = inputs.host.netdev(line.netdev)
         planned = [str(address) for address in line.addresses]
-        written = request.written.addresses.get(line.netdev, ())
+        written = inputs.written.addresses.get(line.netdev, ())
         present = map(str, netdev.lasting if netdev else ())
         for address in present:
             if address in planned or address in written:
@@ -222,14 +215,14 @@ def _find_foreign_addresses(request: _Request) -> _Conflicts:
             yield f"{what}; planned is {', '.join(planned)}", hints
 
 
-def _find_same_networks(request: _Request) -> _Conflicts:
+def _find_same_networks(inputs: PlanInputs) -> _Conflicts:
     """Yield a conflict for each new network of the plan that another interface is in, too."""
-    present = list(_find_unchanged(request))
-    free = _choose_network(request.host)
-    elsewhere = replace(request.options, network=free).command_line()
+    present = list(_find_unchanged(inputs))
+    free = _choose_network(inputs.host)
+    elsewhere = replace(inputs.options, network=free).command_line()
     hint = f"choose another, on every node: {elsewhere}"
 
-    for line in request.plan.changes:
+    for line in inputs.plan.changes:
         # An address that the interface already has is not the plan's doing.
         new = [address for address in line.addresses if address not in line.before]
         for (name, other), address in itertools.product(present, new):
@@ -239,17 +232,17 @@ def _find_same_networks(request: _Request) -> _Conflicts:
                 yield what, (hint,)
 
 
-def _find_unchanged(request: _Request) -> Iterator[tuple[str, IPv4Interface]]:
+def _find_unchanged(inputs: PlanInputs) -> Iterator[tuple[str, IPv4Interface]]:
     """Yield each interface that the plan does not change, with each address of it.
 
     Addresses that patchkit's file gave are left out, since the new file replaces it.
     """
-    changed = {line.netdev for line in request.plan.changes}
-    for netdev in request.host.netdevs:
+    changed = {line.netdev for line in inputs.plan.changes}
+    for netdev in inputs.host.netdevs:
         if netdev.name in changed or netdev.kind == "loopback":
             continue
 
-        ours = request.written.addresses.get(netdev.name, ())
+        ours = inputs.written.addresses.get(netdev.name, ())
         for address in netdev.ipv4:
             if str(address) not in ours:
                 yield netdev.name, address

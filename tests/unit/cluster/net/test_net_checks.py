@@ -13,7 +13,7 @@ from patchkit.cluster.net.checks import (
     plan_remarks,
     verify_network,
 )
-from patchkit.cluster.net.netplan_file import check_conflicts
+from patchkit.cluster.net.netplan_file import PlanInputs, check_conflicts
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Level
 from support.hosts import with_netdev
@@ -112,7 +112,7 @@ def planned(host, **changes):
     """Return what the plan changes and remarks: rows of text."""
     options = NetPlanOptions(**changes)
     plan = make_net_plan(host, options)
-    check_conflicts(host, plan, options, WrittenPlan(), {})
+    check_conflicts(PlanInputs(host, plan, options, WrittenPlan(), {}))
     assert {line.mtu for line in plan.changes} <= {9000}
     rows = [f"{line.action} {line.netdev} {line.addresses[0]}" for line in plan.changes]
     return rows, [

@@ -10,6 +10,7 @@ import yaml
 
 from patchkit.cluster.net.addressing import NetPlanOptions, WrittenPlan, make_net_plan
 from patchkit.cluster.net.netplan_file import (
+    PlanInputs,
     check_conflicts,
     read_written_plan,
     render_netplan,
@@ -121,7 +122,7 @@ def clash(host, *, node=1, given=None, files=None, **changes):
     options = wish(node, **changes)
     given = given or WrittenPlan()
     plan = make_net_plan(host, options, written=given)
-    check_conflicts(host, plan, options, given, files or {})
+    check_conflicts(PlanInputs(host, plan, options, given, files or {}))
     return plan
 
 
