@@ -174,26 +174,13 @@ def data(text: str) -> None:
 
 
 def print_json(value: object, *, indent: int | None = 1) -> None:
-    """Print a value as JSON; control characters are escaped.
+    """Print a value as JSON, in ASCII; control characters are escaped.
 
     If ``indent`` is None, print one line, as for an event.
     """
-    text = json.dumps(
-        value,
-        indent=indent,
-        ensure_ascii=False,
-        default=_json_value,
-    )
-    if not text.replace("\n", "").isprintable():
-        # In JSON these characters occur only inside strings, which may hold escapes.
-        text = "".join(map(_json_escaped, text))
-    data(text + "\n")
-
-
-def _json_escaped(character: str) -> str:
-    if character.isprintable() or character == "\n":
-        return character
-    return json.dumps(character)[1:-1]
+    text = json.dumps(value, indent=indent, default=_json_value)
+    # The only control character that JSON may have in a string.
+    data(text.replace("\x7f", r"\u007f") + "\n")
 
 
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
