@@ -19,6 +19,7 @@ from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     Outcome,
+    Reports,
     check,
     require,
 )
@@ -37,7 +38,7 @@ NOT_WRONG = (Level.NOTE, Level.UNKNOWN, Level.OK)
 
 def cluster_findings(
     file: ClusterFile,
-    reports: Sequence[NodeReport],
+    reports: Reports,
 ) -> list[Finding]:
     """Return all findings: errors and warnings by their causes, then notes, unknown, and OK."""
     findings = []
@@ -72,7 +73,7 @@ def cluster_findings(
     return findings
 
 
-def _machine_findings(reports: Sequence[NodeReport]) -> list[Finding]:
+def _machine_findings(reports: Reports) -> list[Finding]:
     """Return the findings of each machine and its network, and those of pairs of machines."""
     findings: list[Finding] = []
     for node in reports:

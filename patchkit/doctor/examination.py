@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from patchkit.cluster.agent import node_facts
 from patchkit.cluster.agent.links import Way
-from patchkit.cluster.agent.unit_journal import JournalLine
+from patchkit.cluster.agent.unit_journal import NodeLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
@@ -23,6 +23,7 @@ from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
     NodeAnswer,
     NodeReport,
+    Reports,
     facts_for_causes,
     placed_files,
     unchecked,
@@ -134,7 +135,7 @@ def examine_cluster(
     if gpu:
         findings += try_gpus(reports)
 
-    journal: list[tuple[str, JournalLine]] = []
+    journal: list[NodeLine] = []
     findings += _judge_journals(cluster, reports, journal)
 
     findings.sort(key=lambda finding: finding.level in NOT_WRONG)
@@ -200,8 +201,8 @@ def local_facts(cluster: Cluster) -> Situation:
 
 def _judge_journals(
     cluster: Cluster,
-    reports: Sequence[NodeReport],
-    lines: list[tuple[str, JournalLine]],
+    reports: Reports,
+    lines: list[NodeLine],
 ) -> Findings:
     """Yield the findings about the journals of the ranks, and append the journals to ``lines``.
 
@@ -241,8 +242,8 @@ def _judge_journals(
 
 
 def _judge_lines(
-    lines: Sequence[tuple[str, JournalLine]],
-    reports: Sequence[NodeReport],
+    lines: Sequence[NodeLine],
+    reports: Reports,
     facts: Situation,
 ) -> Findings:
     log, writers = read_journals(lines, facts)
@@ -263,8 +264,8 @@ def _judge_lines(
 
 
 def _judge_nccl(
-    reports: Sequence[NodeReport],
-    lines: Sequence[tuple[str, JournalLine]],
+    reports: Reports,
+    lines: Sequence[NodeLine],
 ) -> Findings:
     for report in reports:
         texts = (line.text for node, line in lines if node == report.node)
@@ -366,7 +367,7 @@ def _add_image(report: NodeReport) -> NodeReport:
 
 def _add_addresses(
     file: ClusterFile,
-    reports: Sequence[NodeReport],
+    reports: Reports,
 ) -> list[NodeReport]:
     """Return the reports with each node's address in the cluster.
 
@@ -435,7 +436,7 @@ def _add_address(
 
 def _meet_others(
     cluster: Cluster,
-    reports: Sequence[NodeReport],
+    reports: Reports,
 ) -> list[NodeReport]:
     """Return the reports with each node's ways to other nodes and its files of models."""
 
@@ -476,7 +477,7 @@ def _meet(
     file: ClusterFile,
     node: Remote,
     report: NodeReport,
-    reports: Sequence[NodeReport],
+    reports: Reports,
 ) -> NodeReport:
     """Return a node's report with its ways to its peers and its models; a head's with ssh links.
 

@@ -20,7 +20,7 @@ from patchkit.doctor.gpu_steps import (
 )
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
-    NodeReport,
+    Reports,
     make_finding,
     make_fine,
     unchecked,
@@ -195,7 +195,7 @@ def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
 # All nodes
 
 
-def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
+def find_gpu_nodes(reports: Reports) -> list[GpuNode]:
     """Return the nodes whose environment has a Python that answered; it may lack vLLM.
 
     NCCL gets the interface of the node's address, since it might take another one. A value of
@@ -227,7 +227,7 @@ def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
 
 
 def find_gap(
-    reports: Sequence[NodeReport],
+    reports: Reports,
     nodes: Sequence[GpuNode],
 ) -> str:
     """Return why the nodes cannot be tried together, "" if they can."""
@@ -241,7 +241,7 @@ def find_gap(
     return ""
 
 
-def try_gpus(reports: Sequence[NodeReport]) -> Findings:
+def try_gpus(reports: Reports) -> Findings:
     """Run the smoke test on all nodes at the same time, then one over all nodes together.
 
     Yield the findings. The test takes minutes and some memory of the GPU. A node that does not
@@ -278,7 +278,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Findings:
 
 
 def _try_together(
-    reports: Sequence[NodeReport],
+    reports: Reports,
     nodes: Sequence[GpuNode],
     obstacle: str,
 ) -> Findings:

@@ -79,6 +79,9 @@ class Span(NamedTuple):
     placeholder: str
 
 
+Spans = Iterator[Span]
+
+
 _DATA = read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
 # Hosts below a public domain are as public as the domain.
 _PUBLIC_HOSTS = tuple(f".{host}" for host in _DATA.hosts)
@@ -211,7 +214,7 @@ class Redactor:
         parts.append(clean[end:])
         return "".join(parts)
 
-    def _find_spans(self, text: str) -> Iterator[Span]:
+    def _find_spans(self, text: str) -> Spans:
         """Yield the private parts of a text in order.
 
         These are the values that a pattern names and the folders, if these are replaced; between
@@ -250,7 +253,7 @@ class Redactor:
                 if not _is_public(kind, match["value"]):
                     yield kind, match.start("value"), match.end("value")
 
-    def _path_spans(self, text: str) -> Iterator[Span]:
+    def _path_spans(self, text: str) -> Spans:
         """Yield private paths; a path to an installed package only up to its environment.
 
         A path of the system, a server or a library names nobody.
@@ -358,7 +361,7 @@ class Redactor:
 
         return small
 
-    def _spans_of_match(self, match: re.Match[str]) -> Iterator[Span]:
+    def _spans_of_match(self, match: re.Match[str]) -> Spans:
         """Yield the private parts of a match of ``_whole_pattern``; there may be none."""
         kind = match.lastgroup or ""
         word = match.group()
@@ -377,7 +380,7 @@ class Redactor:
         kind: str,
         word: str,
         start: int,
-    ) -> Iterator[Span]:
+    ) -> Spans:
         """Yield the user of USER or USER@HOST, and the host if it is private.
 
         An address of mail at an unknown host is one span; ``root`` stays.
@@ -401,7 +404,7 @@ class Redactor:
         elif is_known or not _is_public("host", host):
             yield Span(middle + 1, stop, self._placeholder_for("host", host))
 
-    def _address_spans(self, match: re.Match[str]) -> Iterator[Span]:
+    def _address_spans(self, match: re.Match[str]) -> Spans:
         """Yield a private IP address; no network mask, and no version of four numbers."""
         word = match.group()
         # A colon may be punctuation, as in `::2: no route`.
@@ -463,7 +466,7 @@ def _is_version(match: re.Match[str], text: str) -> bool:
     return re.search(prefix, line, re.IGNORECASE) is not None
 
 
-def _without_overlaps(spans: Iterable[Span]) -> Iterator[Span]:
+def _without_overlaps(spans: Iterable[Span]) -> Spans:
     """Yield spans in order; a span that begins within another one is cut to the part behind it."""
     end = 0
     in_order = sorted(spans, key=lambda span: (span.start, -span.stop))

@@ -32,6 +32,10 @@ class JournalLine:
             raise RecordError(f"is {self.time}, which no clock says", "time")
 
 
+NodeLine = tuple[str, JournalLine]
+"""The name of a node, and a line of its journal."""
+
+
 def read_units(
     units: Sequence[str],
     since: str = "",

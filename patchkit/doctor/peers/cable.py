@@ -14,6 +14,7 @@ from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
     Outcome,
+    Reports,
     check,
     make_finding,
     make_fine,
@@ -81,7 +82,7 @@ class CableEnd:
         return ""
 
 
-def cable_findings(nodes: Sequence[NodeReport]) -> Findings:
+def cable_findings(nodes: Reports) -> Findings:
     """Yield the findings of each node's end of the cable, and of the ways between them."""
     ends = [_cable_end(node, nodes) for node in nodes]
     for end in ends:
@@ -123,7 +124,7 @@ def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
     )
 
 
-def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
+def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
     if node.facts is None:
         return CableEnd(report=node)
 
@@ -152,7 +153,7 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
 def _taken_addresses(
     node: NodeReport,
     host: Host,
-    nodes: Sequence[NodeReport],
+    nodes: Reports,
 ) -> Iterator[TakenAddress]:
     peers = [peer for peer in nodes if peer is not node]
     for netdev in host.netdevs:

@@ -277,6 +277,10 @@ class NodeReport(NodeAnswer):
         return ssh_command(self.node, *words)
 
 
+Reports = Sequence[NodeReport]
+"""Those of a cluster's nodes, the head first."""
+
+
 def facts_for_causes(report: NodeReport) -> dict[str, str]:
     """Return the known facts that decide causes of symptoms: name → value."""
     if report.facts is None:

@@ -15,6 +15,7 @@ from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
     Outcome,
+    Reports,
     check,
     require,
 )
@@ -35,7 +36,7 @@ _STOPPED = ("T", "t")  # by SIGSTOP, by a debugger
 @check("start")
 def check_start(
     node: NodeReport,
-    nodes: Sequence[NodeReport],
+    nodes: Reports,
     again: str,
 ) -> Outcome:
     node.part("facts")
@@ -94,7 +95,7 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
 
 def unit_findings(
     file: ClusterFile,
-    nodes: Sequence[NodeReport],
+    nodes: Reports,
 ) -> Findings:
     """Yield findings about files, units, ports that others have, and stopped or left processes."""
     models = [node.placed.model for node in nodes if node.placed]

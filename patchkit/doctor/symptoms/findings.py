@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from patchkit.cluster.agent.unit_journal import JournalLine
+from patchkit.cluster.agent.unit_journal import NodeLine
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
@@ -201,7 +201,7 @@ def _with_candidates(finding: Finding, diagnosis: Diagnosis) -> Finding:
 
 
 def read_journals(
-    lines: Iterable[tuple[str, JournalLine]],
+    lines: Iterable[NodeLine],
     cluster_facts: Situation,
 ) -> tuple[ReadLog, Sequence[str]]:
     """Return the diagnoses of several nodes' journals, and the node of each line, from line 1 on.
@@ -226,7 +226,7 @@ def read_journals(
 
 
 def explain_failed_start(
-    lines: Iterable[tuple[str, JournalLine]],
+    lines: Iterable[NodeLine],
     ending: str,
 ) -> HostError:
     """Return the error of a failed start: the first line of all ranks that says why it failed.

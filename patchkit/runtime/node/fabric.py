@@ -44,6 +44,9 @@ class Port:
         return any(_count_hosts(network) >= nodes for network in self.netdev.networks)
 
 
+Ports = tuple[Port, ...]
+
+
 def _count_hosts(network: IPv4Network) -> int:
     size = network.num_addresses
     # Both addresses of a /31 are hosts (RFC 3021).
@@ -61,9 +64,9 @@ class Fabric:
     it. ``names`` are the names of all RDMA devices, and ``described`` is a text with their states.
     """
 
-    usable: tuple[Port, ...]
-    spanning: tuple[Port, ...]
-    ports: tuple[Port, ...]
+    usable: Ports
+    spanning: Ports
+    ports: Ports
     names: Texts
     described: str
 
@@ -106,7 +109,7 @@ def _describe_devices(host: Host) -> str:
     return ", ".join(states) or "no RDMA device"
 
 
-def _find_usable_ports(host: Host) -> tuple[Port, ...]:
+def _find_usable_ports(host: Host) -> Ports:
     """Return a port for each active RDMA device whose interface is up and has an IPv4 address."""
     devices = {rdma.name: rdma for rdma in host.rdma}
     addressed = {
@@ -129,9 +132,9 @@ def _find_usable_ports(host: Host) -> tuple[Port, ...]:
 
 def _choose_spanning_ports(
     host: Host,
-    usable: tuple[Port, ...],
+    usable: Ports,
     nodes: int,
-) -> tuple[Port, ...]:
+) -> Ports:
     """Return the ports that can carry the data of all nodes, those with a lasting address first.
 
     These are the ports in a network that has an address for each node; all usable ports if none is
@@ -152,11 +155,11 @@ def _choose_spanning_ports(
 
 
 def _choose_ports(
-    usable: tuple[Port, ...],
-    spanning: tuple[Port, ...],
+    usable: Ports,
+    spanning: Ports,
     nodes: int,
     head_address: str,
-) -> tuple[Port, ...]:
+) -> Ports:
     """Return the ports of the one cage that joins this node to the others, best first.
 
     The head takes the cage that has ``head_address``, and a worker the cage that reaches it. If no

@@ -17,6 +17,8 @@ from patchkit.runtime.rules.releases import read_env_data
 Span = tuple[int, int]
 """The positions in a text at which a part of it begins and ends."""
 
+Spans = Iterator[Span]
+
 _MASK = "(masked)"
 _SHORTEST_FLAG = 6  # characters; a shorter beginning of a flag is ambiguous
 _QUOTES = "'\"`"
@@ -129,7 +131,7 @@ def secret_spans(text: str) -> list[Span]:
     return _merge_spans(spans)
 
 
-def _spans_by_form(text: str) -> Iterator[Span]:
+def _spans_by_form(text: str) -> Spans:
     """Yield the spans of secrets that have the form of a key, or follow a certain program."""
     texts = read_env_data("secrets")["texts"]
     tokens = "|".join(texts["tokens"])
@@ -169,7 +171,7 @@ def matches_one(forms: Sequence[str], text: str) -> bool:
     return any(re.fullmatch(form, text, re.IGNORECASE) for form in forms)
 
 
-def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
+def _values_after(text: str, name: re.Match[str]) -> Spans:
     """Yield the spans of secrets behind a name: the value of a flag, of a variable, or of a key."""
     assigns = _ASSIGNS.search(name["sign"]) is not None
     dashes = name["dashes"] or ""
@@ -190,7 +192,7 @@ def _values_after(text: str, name: re.Match[str]) -> Iterator[Span]:
         yield from _value_at(text, name.end())
 
 
-def _several_values(text: str, start: int) -> Iterator[Span]:
+def _several_values(text: str, start: int) -> Spans:
     """Yield the secrets of a flag that takes several values, until a value is no secret."""
     while values := list(_value_at(text, start)):
         yield from values
@@ -221,7 +223,7 @@ def _is_set_by_shell(text: str, name: re.Match[str]) -> bool:
     return not (is_plain_set and value[0].isalpha())
 
 
-def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
+def _named_values(text: str, name: re.Match[str]) -> Spans:
     """Yield the secrets in the value of a name: a list, the rest of a line, or one word."""
     start = name.end()
     line_start = text.rfind("\n", 0, name.start()) + 1
@@ -242,7 +244,7 @@ def _named_values(text: str, name: re.Match[str]) -> Iterator[Span]:
         yield from _value_at(text, start)
 
 
-def _rest_of_line(text: str, start: int, quote: str) -> Iterator[Span]:
+def _rest_of_line(text: str, start: int, quote: str) -> Spans:
     """Yield a value up to a quote or the line's end, which may hold blanks and further = signs."""
     end = text.find("\n", start)
     line = text[start:] if end < 0 else text[start:end]
@@ -254,7 +256,7 @@ def _rest_of_line(text: str, start: int, quote: str) -> Iterator[Span]:
     yield from _secret_at(text, begin, stop, quoted=True)
 
 
-def _listed_values(text: str, start: int) -> Iterator[Span]:
+def _listed_values(text: str, start: int) -> Spans:
     """Yield the secrets in a list whose bracket is before ``start``. It ends at a nested list."""
     for item in _ITEM.finditer(text, start, start + _LONGEST):
         is_nested = item.start() > start and text[item.start() - 1] in "[("
@@ -267,7 +269,7 @@ def _listed_values(text: str, start: int) -> Iterator[Span]:
         yield from _secret_at(text, *span, quoted=is_quoted)
 
 
-def _value_at(text: str, start: int) -> Iterator[Span]:
+def _value_at(text: str, start: int) -> Spans:
     """Yield the value that begins at ``start``, if it is a secret."""
     if scheme := _BEFORE.match(text, start):
         start = scheme.end()
@@ -279,7 +281,7 @@ def _value_at(text: str, start: int) -> Iterator[Span]:
         yield from _secret_at(text, *value.span("value"), quoted=quoted is not None)
 
 
-def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[Span]:
+def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Spans:
     """Yield a value if it is a secret, without a header's scheme and the end mark of a sentence."""
     if scheme := _BEFORE.match(text, start, stop):
         start = scheme.end()
