@@ -6,6 +6,7 @@ which takes 0.3 ms for a class and a fifth of the time of `patchkit env`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from functools import cache
 from typing import Any, NoReturn, TypeVar, dataclass_transform
@@ -15,6 +16,9 @@ _fields = cache(fields)
 
 Texts = tuple[str, ...]
 """Several texts in a field of a record."""
+
+Values = Mapping[str, str]
+"""Name → text: variables, flags, facts …"""
 
 
 @dataclass_transform(

@@ -20,7 +20,7 @@ from patchkit.doctor.private_names import PrivateNames
 from patchkit.doctor.redaction import Redactor
 from patchkit.durable.atomic import replacing
 from patchkit.errors import UsageError, translated
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 
 _NOTE = (
     "Placeholders stand for what names people, machines and secrets; the same one is the same "
@@ -40,13 +40,13 @@ class CleanContent:
     """A record and logs without private names, and how often each placeholder occurs in them."""
 
     content: Mapping[str, Any]
-    logs: Mapping[str, str]
+    logs: Values
     counts: Mapping[str, int]
 
 
 def take_out_names(
     content: FieldMap,
-    logs: Mapping[str, str],
+    logs: Values,
     names: PrivateNames,
     *,
     paths: bool = False,

@@ -32,7 +32,7 @@ from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Findings, Level
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.node.topology import check_ipv4, choose_attachment
 from patchkit.runtime.rules.rule import Situation
@@ -280,7 +280,7 @@ def _judge_nccl(
 class _SentAnswer(NodeAnswer):
     """The answer of ``examine`` or ``meet`` on a node: its parts, and errors of missing parts."""
 
-    errors: Mapping[str, Mapping[str, str]]
+    errors: Mapping[str, Values]
     ways: tuple[Way, ...] | None = None
 
     def missing(self, node: str) -> dict[str, PatchkitError]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Completed, Follow
 from patchkit.foreign import read_json
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 
 RANK = "all-reduce"
 """The step in which all nodes run together, one rank on each."""
@@ -52,7 +52,7 @@ class GpuStep:
 def gpu_steps(
     python: str,
     steps: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, str],
+    variables: Values,
 ) -> Iterator[GpuStep]:
     """Yield the result of each step as soon as the step ends.
 
@@ -85,7 +85,7 @@ def free_port(address: str) -> int:
 def run_step(
     python: str,
     settings: Mapping[str, Any],
-    variables: Mapping[str, str],
+    variables: Values,
 ) -> GpuStep:
     """Run a step in a process of its own, and return its result.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import (
     Iterable,
-    Mapping,
     Sequence,
 )
 from dataclasses import dataclass, field
 
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Findings
+from patchkit.frozen import Values
 from patchkit.records import RECIPES, read_toml
 
 _COMPARED = (
@@ -125,7 +125,7 @@ def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
 def nccl_findings(
     where: str,
     ranks: Sequence[NcclRank],
-    variables: Mapping[str, str],
+    variables: Values,
 ) -> Findings:
     """Yield the findings about the network of a node's ranks.
 
@@ -147,7 +147,7 @@ def nccl_findings(
 def _judge_rank(
     where: str,
     rank: NcclRank,
-    variables: Mapping[str, str],
+    variables: Values,
 ) -> Findings:
     common = {"rank": rank, "used": rank.interfaces or "what it hides"}
     changed = False

@@ -54,7 +54,7 @@ from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.http_exchange import HttpServer
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
@@ -492,7 +492,7 @@ def measure_stream(
 @contextlib.contextmanager
 def hold_server(
     command: Sequence[str],
-    env: Mapping[str, str],
+    env: Values,
     log: Path,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a session of its own; end all processes of the session after the block."""

@@ -13,7 +13,7 @@ from patchkit.doctor.archive import FieldMap, pack_archive, take_out_names
 from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.private_names import PrivateNames
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.quoting import visible
 from patchkit.records import record
 from patchkit.target import Load
@@ -73,7 +73,7 @@ class Proof:
 
 def pack_proof(
     proof: Proof,
-    logs: Mapping[str, str],
+    logs: Values,
     names: PrivateNames,
 ) -> tuple[Proof, bytes]:
     """Return a proof without private names, and the bytes of its archive.

@@ -27,7 +27,7 @@ from patchkit.doctor.private_names import (
     mac_form,
     mac_key,
 )
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
@@ -66,7 +66,7 @@ class RedactionData:
     serial_keys: frozenset[str]
     schema_keys: frozenset[str]
     version_prefix_pattern: str
-    name_patterns: Mapping[str, str]
+    name_patterns: Values
     number_patterns: Mapping[str, Texts]
     value_patterns: Mapping[str, Texts]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
 from patchkit.runtime.host.probe import parse_rows, query_gpus
@@ -186,7 +186,7 @@ class NodeHealth:
     unit: ProcessLimits | None = None
     container: ContainerLimits | None = None
     compilers: Compilers | None = None
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unread: Values = field(default_factory=dict)
 
     def why_not(self, name: str) -> str:
         """Return why the part ``name`` is unknown."""
@@ -254,7 +254,7 @@ def run_parts(
     return values, errors
 
 
-def _read_environment(pid: int) -> Mapping[str, str]:
+def _read_environment(pid: int) -> Values:
     """Return the variables of the process ``pid``; those of this process if they are hidden.
 
     Without such a process, as for 0, the result is this process's as well.
@@ -285,7 +285,7 @@ def _running_guards() -> Texts:
     return tuple(name for name, state in pairs if state == "active")
 
 
-def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
+def find_compilers(venv: Path, environment: Values) -> Compilers:
     """Return the C compiler and the Python.h that a rank finds.
 
     The rank runs in ``venv``; ``environment`` are its variables, of which PATH counts.

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
@@ -130,7 +130,7 @@ class InstalledVenv:
     name: str
     folder: str
     python: str
-    versions: Mapping[str, str]
+    versions: Values
     record: str
     nccl: str = ""
     nccl_version: str = ""

@@ -27,7 +27,7 @@ from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import read_json
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError, record
@@ -115,7 +115,7 @@ def look_at_node(
     venv: str,
     models: Sequence[str] = (),
     image: Mapping[str, Any] | None = None,
-    variables: Mapping[str, str] | None = None,
+    variables: Values | None = None,
 ) -> NodeFacts:
     """Return the facts of this node for the cluster ``name``.
 
@@ -188,8 +188,8 @@ class PythonContents:
     files that are missing.
     """
 
-    versions: Mapping[str, str]
-    digests: Mapping[str, str]
+    versions: Values
+    digests: Values
     nccl: Mapping[str, tuple[str, str]]
     lost: tuple[Owner, ...]
 

@@ -28,7 +28,7 @@ from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_stat
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import read_json
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
@@ -276,7 +276,7 @@ def compile_modules(
     python: str,
     script: str,
     calls: list[dict[str, Any]],
-    variables: Mapping[str, str],
+    variables: Values,
 ) -> Generator[tuple[int, int], None, tuple[bool, list[str]]]:
     """Let ``python`` run ``script``, which compiles modules of FlashInfer: ``calls`` is its input.
 

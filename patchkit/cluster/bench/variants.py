@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from patchkit.cluster.bench.benchmark import BenchLoad
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -38,7 +38,7 @@ class PlannedVariant:
     name: str
     python: str
     words: Texts = ()
-    shared: Mapping[str, str] = field(default_factory=dict)
+    shared: Values = field(default_factory=dict)
     facts: tuple[NodeFacts, ...] = ()
     tokenizer: str = ""
     cluster: Cluster | None = None

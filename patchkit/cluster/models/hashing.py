@@ -12,7 +12,7 @@ from pathlib import Path
 from patchkit.cluster.models.model_files import ModelFile
 from patchkit.cluster.ssh.answer import Steps
 from patchkit.finding import Finding
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 
 HASH = "hash"
 """``about`` of the finding that the bytes of a file differ from those on the Hub."""
@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 class FileHashes:
     """The digests of files by name, and a finding for each file that could not be read."""
 
-    digests: Mapping[str, str]
+    digests: Values
     findings: list[Finding]
 
 

@@ -29,7 +29,7 @@ from patchkit.finding import (
     finding_texts,
 )
 from patchkit.foreign import read_json
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
@@ -153,7 +153,7 @@ class PlacedFiles:
     edited: Texts
 
 
-def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
+def placed_files(files: Values, unit: str) -> PlacedFiles | None:
     """Return what an earlier `up` left on a node, None if it left no files.
 
     ``files`` is name → content, ``unit`` the name of the unit's file. A damaged file does not

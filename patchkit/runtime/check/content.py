@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Values, frozen, positional
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import Situation
@@ -77,7 +77,7 @@ class Image:
         return self._split()[1]
 
     @property
-    def row(self) -> Mapping[str, str]:
+    def row(self) -> Values:
         """Return the row of said.toml whose pattern matches the repository, {} if none does."""
         for row in read_env_data("said")["image"]:
             if re.fullmatch(row["repository"], self.repository):

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from patchkit.durable.atomic import replacing, status_of_file
 from patchkit.errors import UsageError, translated
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes, read_text
 from patchkit.runtime.envfile.syntax import (
@@ -37,7 +37,7 @@ from patchkit.runtime.envfile.syntax import (
 )
 from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.releases import read_env_data, refusal
-from patchkit.runtime.rules.rule import CHOICES, Values
+from patchkit.runtime.rules.rule import CHOICES
 from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret, mask_secrets
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from ipaddress import IPv4Interface, IPv4Network, ip_address, ip_network
 from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.target import targets
 
@@ -186,7 +186,7 @@ class FlashInfer:
 
     version: str
     modules: Texts
-    facts: Mapping[str, str]
+    facts: Values
     home: str = ""
 
     def has(self, pattern: str) -> bool:

@@ -6,14 +6,14 @@ import ipaddress
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from patchkit.errors import HostError
 from patchkit.foreign import read_json
-from patchkit.frozen import positional
+from patchkit.frozen import Values, positional
 from patchkit.process import attempt
 from patchkit.runtime.host.host import (
     Address,
@@ -217,7 +217,7 @@ def probe(
     root: Path = LIVE,
     *,
     python: str | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Values = os.environ,
     copy: RecordingWriter | None = None,
 ) -> Host:
     """Read the facts of the machine at a root; needs no rights and no GPU.

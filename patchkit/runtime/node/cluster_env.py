@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from patchkit.errors import DriftError, PatchkitError, UsageError
 from patchkit.finding import Level
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.runtime.envfile.env_file import EnvFile, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import find_remarks
@@ -164,7 +164,7 @@ def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
     return caveats, notes
 
 
-def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[str]:
+def _note_gaps(node: Node, host: Host, values: Values) -> Iterator[str]:
     """Yield the hardware that the environment does not use, and the versions that are unknown."""
     attachment = node.attachment
     if values.get(_HCAS) == attachment.half != attachment.hcas:
@@ -187,7 +187,7 @@ def _note_gaps(node: Node, host: Host, values: Mapping[str, str]) -> Iterator[st
 def _choose_settings(
     rules: Sequence[VariableRule],
     node: Node,
-    facts: Mapping[str, str],
+    facts: Values,
 ) -> Iterator[Setting]:
     """Yield the settings of the preset, the rules and the user.
 
@@ -230,7 +230,7 @@ def _read_preset(preset: Preset) -> Iterator[Setting]:
         )
 
 
-def _apply_rule(rule: VariableRule, name: str, facts: Mapping[str, str]) -> Setting:
+def _apply_rule(rule: VariableRule, name: str, facts: Values) -> Setting:
     """Return the setting of a rule for one variable, with facts filled into its value.
 
     Raises HostError for a missing fact.
@@ -284,7 +284,7 @@ def _check_settings(
             _check_name(setting, "NCCL", nccl_variables(nccl))
 
 
-def _check_name(setting: Setting, reader: str, names: Mapping[str, str]) -> None:
+def _check_name(setting: Setting, reader: str, names: Values) -> None:
     if setting.name not in names:
         hint = "`patchkit env explain` lists what it reads"
         raise setting.error_kind(

@@ -7,11 +7,10 @@ installed vLLM, for the names of its variables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import (
     FlashInfer,
@@ -55,7 +54,7 @@ class NodeOptions:
     quantization: str = ""
     model: str | None = None
     choice: RuleChoice = BY_DEFAULT
-    extra: Mapping[str, str] = field(default_factory=dict)
+    extra: Values = field(default_factory=dict)
 
 
 @frozen
@@ -75,12 +74,12 @@ class Node:
     executor: Executor
     attachment: Attachment
     target: str
-    versions: Mapping[str, str]
+    versions: Values
     kernels: FlashInfer | None
     quantization: str
     preset: Preset | None
     choice: RuleChoice
-    extra: Mapping[str, str]
+    extra: Values
 
     @property
     def situation(self) -> Situation:
@@ -306,7 +305,7 @@ def _check_head_file(
     file: EnvFile,
     host: Host,
     nccl: str,
-    extra: Mapping[str, str],
+    extra: Values,
 ) -> None:
     """Check that a worker on this host may use the file of its head.
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from itertools import chain, product
 from pathlib import Path
 
 from patchkit import elf, process
 from patchkit.errors import HostError, SourceError
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.records import RecordError, record
 
-Environment = Mapping[str, str]
+Environment = Values
 STEM = "libnccl.so"
 SONAME = "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"

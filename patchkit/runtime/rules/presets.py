@@ -24,7 +24,7 @@ from typing import Annotated
 
 from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.releases import check_range, read_table, within
 from patchkit.runtime.rules.rule import (
@@ -36,7 +36,6 @@ from patchkit.runtime.rules.rule import (
     Names,
     Rule,
     Situation,
-    Values,
     select_entries,
 )
 from patchkit.runtime.rules.spelling import is_slip

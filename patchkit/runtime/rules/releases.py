@@ -21,7 +21,7 @@ from typing import Any
 
 from patchkit import errors
 from patchkit.errors import SourceError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.vllm_names import variable_readers
 
@@ -217,7 +217,7 @@ def variable_table(reader: str) -> Table:
     return read_table(*older, _HOME / f"{reader}_variables.tsv")
 
 
-def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
+def vllm_variables(version: str, home: Path | None = None) -> Values:
     """Return name → default in a release; for "", the names of all releases.
 
     With ``home``, return the names in the vLLM in that folder, each with the default "".
@@ -229,7 +229,7 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
 
 
 @cache
-def nccl_variables(version: str) -> Mapping[str, str]:
+def nccl_variables(version: str) -> Values:
     """Return name → default in a release; for "", the names of all releases.
 
     A release later than the table counts as the newest one in it.

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.spelling import nearest_hint
@@ -27,7 +27,6 @@ _RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
 _UNTOLD = "untold"  # a value in conditions: it is met if the fact is unknown
 
 Names = tuple[str, ...]
-Values = Mapping[str, str]
 """Flags, variables or facts → their values."""
 Condition = Mapping[str, str | Names]
 Situation = Values

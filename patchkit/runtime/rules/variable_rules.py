@@ -11,17 +11,10 @@ from typing import Annotated, Literal
 
 from patchkit.digests import digest
 from patchkit.errors import UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.rule import (
-    Advice,
-    Discouraged,
-    Names,
-    Rule,
-    Values,
-    VariableName,
-)
+from patchkit.runtime.rules.rule import Advice, Discouraged, Names, Rule, VariableName
 
 CACHES = ".local/state/patchkit"
 """The folder of all caches, below a user's home."""

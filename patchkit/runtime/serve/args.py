@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import DriftError, UsageError
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Values, frozen, positional
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
@@ -26,7 +26,7 @@ from patchkit.runtime.rules.presets import (
     load_flag_rules,
     same_value,
 )
-from patchkit.runtime.rules.rule import Advice, Names, Values, select_entries
+from patchkit.runtime.rules.rule import Advice, Names, select_entries
 from patchkit.runtime.serve.command_notes import (
     RECURRENT,
     context_notes,

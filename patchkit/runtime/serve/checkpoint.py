@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import read_json
 from patchkit.units import BYTES_PER_GIB
 
-Environment = Mapping[str, str]
+Environment = Values
 PLAIN = ("BF16", "F16")
 """Types of 16 bits: a tensor of these types is not quantised."""
 

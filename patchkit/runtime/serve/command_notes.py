@@ -7,6 +7,7 @@ from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
 from patchkit.foreign import whole_number
+from patchkit.frozen import Values
 from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.host.host import FlashInfer
@@ -18,7 +19,7 @@ from patchkit.runtime.rules.presets import (
     load_flag_rules,
 )
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import Advice, Values, select_entries
+from patchkit.runtime.rules.rule import Advice, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
 from patchkit.runtime.serve.compiled_modules import MODULES, Call, Module
 from patchkit.runtime.serve.dense_layers import find_dense_layers
