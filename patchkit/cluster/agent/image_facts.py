@@ -224,19 +224,11 @@ def find_image(
         words = (*options, program, "info", "--format={{json .}}")
         done = run_for_user("systemd-run", *words, timeout=_PATIENCE)
         if done.trouble:
-            return replace(
-                facts,
-                problem="engine-refuses",
-                said=last_line(done),
-            )
+            raise HostError(last_line(done))
 
         info = read_json(done.output)
         if refusals := info.get("ServerErrors"):  # docker ends with 0 all the same
-            return replace(
-                facts,
-                problem="engine-refuses",
-                said=str(refusals[0]),
-            )
+            raise HostError(str(refusals[0]))
 
         podman = shutil.which("podman", path=path)
         if podman and "host" in info:
@@ -244,13 +236,11 @@ def find_image(
             facts = replace(facts, program=podman)
         facts = replace(facts, **_read_info(info, root), **_read_devices(root))
         return replace(facts, **_inspect_image(facts.program, names))
+    except HostError as error:
+        refusal = error.what
     except _ODD as error:
-        odd = f"{engine}: an answer that cannot be read: {error}"
-        return replace(
-            facts,
-            problem="engine-refuses",
-            said=odd,
-        )
+        refusal = f"{engine}: an answer that cannot be read: {error}"
+    return replace(facts, problem="engine-refuses", said=refusal)
 
 
 def _read_info(info: Any, root: str) -> dict[str, Any]:
