@@ -16,7 +16,7 @@ from pathlib import Path
 
 from patchkit.digests import sha256_if_readable
 from patchkit.errors import HostError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
     Owner,
@@ -71,7 +71,7 @@ class NcclReport:
     pin: str
 
 
-def find_loaded_nccl(python: str, environment: startup.Environment) -> NcclReport:
+def find_loaded_nccl(python: str, environment: Values) -> NcclReport:
     """Return the libnccl that torch and vLLM would load in ``python`` under these variables.
 
     Raises HostError if that Python cannot be asked or has no torch.

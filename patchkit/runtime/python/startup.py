@@ -18,7 +18,6 @@ from patchkit.errors import HostError, SourceError
 from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.records import RecordError, record
 
-Environment = Values
 STEM = "libnccl.so"
 SONAME = "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"
@@ -79,7 +78,7 @@ class InterpreterFacts:
         return match["version"] if match else ""
 
 
-def ask_interpreter(python: str, environment: Environment) -> InterpreterFacts:
+def ask_interpreter(python: str, environment: Values) -> InterpreterFacts:
     """Start a Python under these variables and return its facts.
 
     Raises HostError if it cannot be run or its answer is malformed.
@@ -122,7 +121,7 @@ class Process:
     """
 
     facts: InterpreterFacts
-    environment: Environment
+    environment: Values
     mapped: list[Mapped] = field(default_factory=list)
 
     def map_file(self, path: str, why: str, name: str = "") -> Mapped | None:
@@ -211,7 +210,7 @@ def read_library(path: str) -> elf.Dynamic | None:
         return None
 
 
-def start_process(facts: InterpreterFacts, environment: Environment) -> Process:
+def start_process(facts: InterpreterFacts, environment: Values) -> Process:
     """Return the process as it is before torch is imported, with each libnccl mapped so far."""
     started = Process(facts=facts, environment=environment)
     entries = re.split("[: ]+", environment.get("LD_PRELOAD", ""))

@@ -13,7 +13,6 @@ from patchkit.frozen import Values, frozen
 from patchkit.records import read_json
 from patchkit.units import BYTES_PER_GIB
 
-Environment = Values
 PLAIN = ("BF16", "F16")
 """Types of 16 bits: a tensor of these types is not quantised."""
 
@@ -74,7 +73,7 @@ class Checkpoint:
         return len(heads) == 1 and heads[0].dtype in PLAIN
 
 
-def find_checkpoint(model: str, environment: Environment) -> Checkpoint | None:
+def find_checkpoint(model: str, environment: Values) -> Checkpoint | None:
     """Return the checkpoint that ``model`` names: a folder, or a download of a repository.
 
     If there are several, return the one with the most bytes read for a token. Return None if none
@@ -168,7 +167,7 @@ def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     return reads
 
 
-def download_folder(model: str, environment: Environment) -> Path:
+def download_folder(model: str, environment: Values) -> Path:
     """Return the folder into which huggingface_hub downloads a model. It need not exist."""
     user_cache = f"{environment.get('HOME', '')}/.cache/huggingface"
     home = environment.get("HF_HOME") or user_cache
@@ -177,7 +176,7 @@ def download_folder(model: str, environment: Environment) -> Path:
     return Path(cache, "models--" + model.replace("/", "--"))
 
 
-def weights_gib(model: str, environment: Environment) -> float | None:
+def weights_gib(model: str, environment: Values) -> float | None:
     """Return the GiB of weights in a model's folder or largest snapshot, None if there are none.
 
     Only files named ``*.safetensors`` count.

@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
@@ -36,7 +36,7 @@ from patchkit.runtime.rules.presets import (
     suggest_presets,
 )
 from patchkit.runtime.rules.rule import BY_DEFAULT, Names, RuleChoice
-from patchkit.runtime.serve.checkpoint import Checkpoint, Environment, download_folder
+from patchkit.runtime.serve.checkpoint import Checkpoint, download_folder
 from patchkit.target import DEFAULT_TARGET, is_unified
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
@@ -337,9 +337,7 @@ def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
     return [instead]
 
 
-def choose_preset(
-    model: str, named: str | None, environment: Environment
-) -> Preset | None:
+def choose_preset(model: str, named: str | None, environment: Values) -> Preset | None:
     """Return the preset for a model, None if it has none.
 
     ``named`` is the preset that the user names: ``none`` means no preset, None means the model's.
