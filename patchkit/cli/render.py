@@ -152,10 +152,10 @@ class VerbGroup(click.Group):
         ctx: click.Context,  # noqa: ARG002
         formatter: click.HelpFormatter,
     ) -> None:
-        rows = []
-        for name, command in sorted(self.commands.items()):
-            rows.append((name, command.get_short_help_str(_WHOLE)))
-
+        rows = [
+            (name, command.get_short_help_str(_WHOLE))
+            for name, command in sorted(self.commands.items())
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -219,11 +219,8 @@ def note(text: str) -> Shown:
 
 def fact_lines(facts: Mapping[str, object]) -> Sequence[LaidOut]:
     """Return a block of names and values; empty values are left out."""
-    rows = []
-    for name, value in facts.items():
-        if text := cell_text(value):
-            rows.append((dim(name), text))
-
+    texts = {name: cell_text(value) for name, value in facts.items()}
+    rows = [(dim(name), text) for name, text in texts.items() if text]
     return table(rows, indent="  ")
 
 

@@ -150,16 +150,16 @@ def check_ssh(node: NodeReport) -> Outcome:
 def check_disks(node: NodeReport) -> Outcome:
     """Return a finding for each full disk, else the folder and space (GB) of the fullest one."""
     disks = require(node.disks or None, node.why_not("disks"))
-    full = []
-    for disk in disks:
-        if trouble := disk_trouble(disk):
-            finding = node.find(
-                "disk",
-                folder=disk.folder,
-                what=trouble,
-                quoted=quoted(disk.folder),
-            )
-            full.append(finding)
+    full = [
+        node.find(
+            "disk",
+            folder=disk.folder,
+            what=trouble,
+            quoted=quoted(disk.folder),
+        )
+        for disk in disks
+        if (trouble := disk_trouble(disk))
+    ]
 
     least = min(disks, key=lambda disk: disk.free)
     return full or {"folder": least.folder, "free": least.free / 1e9}

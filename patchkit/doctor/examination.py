@@ -465,12 +465,10 @@ def _model_folders(
         placed = report.placed or head.placed
         return [placed.folder or head.placed.folder]
 
-    folders = []
-    for repo, commit in file.models.items():
-        name = ModelFolder(repo=repo, commit=commit).name
-        folders.append(f"{file.model_folder}/{name}")
-
-    return folders
+    return [
+        f"{file.model_folder}/{ModelFolder(repo=repo, commit=commit).name}"
+        for repo, commit in file.models.items()
+    ]
 
 
 def _meet(

@@ -325,10 +325,11 @@ def judge_ranks(
 
     If NCCL took another network than ``network``, the result has no figures, and is "not-run".
     """
-    failures = []
-    for number, rank in enumerate(ranks):
-        if rank.reason:
-            failures.append(f"rank {number}: {rank.reason}")
+    failures = [
+        f"rank {number}: {rank.reason}"
+        for number, rank in enumerate(ranks)
+        if rank.reason
+    ]
 
     lines = tuple(chain.from_iterable(rank.lines for rank in ranks))
     networks = sorted({answer.network for answer in read_nccl(lines)})

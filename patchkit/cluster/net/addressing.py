@@ -327,10 +327,8 @@ class _Planner:
     def refuse_two_cables(self, linked: Cages) -> PatchkitError:
         """Return the error for several cables of which nothing tells where they lead."""
         options = replace(self.options, node=self.options.node or 1)
-        commands = []
-        for twins in linked.values():
-            names = tuple(twin.name for twin in twins)
-            commands.append(replace(options, netdevs=names).command_line())
+        names = [tuple(twin.name for twin in twins) for twins in linked.values()]
+        commands = [replace(options, netdevs=each).command_line() for each in names]
 
         return refusal(
             "two-cables",

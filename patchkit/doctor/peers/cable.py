@@ -236,33 +236,32 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
 def check_address_twice(end: CableEnd) -> Outcome:
     """Return a finding for each address of another node that this node has as well."""
     end.report.part("facts")
-    findings = []
-    for taken in end.taken:
-        finding = end.report.find(
+    findings = [
+        end.report.find(
             "address-twice",
             address=taken.owner.address,
             netdev=taken.netdev,
             other=taken.owner.node,
             own=taken.address,
         )
-        findings.append(finding)
-
+        for taken in end.taken
+    ]
     return findings or {}
 
 
 @check("networks")
 def check_networks(end: CableEnd) -> Outcome:
     holder = require(end.holder, end.obstacle or "it has no address")
-    findings = []
-    for overlap in overlaps(end.report.host, [holder.name]):
-        finding = end.report.find(
+    findings = [
+        end.report.find(
             "networks",
             netdev=holder.name,
             address=overlap.address,
             present=overlap.present,
             other=overlap.other.name,
         )
-        findings.append(finding)
+        for overlap in overlaps(end.report.host, [holder.name])
+    ]
 
     return findings or {"netdev": holder.name}
 
