@@ -181,8 +181,11 @@ def _changes_to(
     ``read_before`` has the content of files that the plan has read; others are read now.
     """
     for path, data in targets.items():
-        is_read = path in read_before
-        present = read_before[path] if is_read else _read_file(root / path)
+        place = root / path
+        if path in read_before:
+            present = read_before[path]
+        else:
+            present = place.read_bytes() if place.is_file() else None
         if present != data:
             yield Change(path, digest(present), data)
 
@@ -241,10 +244,6 @@ def _state_files(
         original = str(original_path(home, path))
         files[original] = originals.get(path)
     return files
-
-
-def _read_file(place: Path) -> bytes | None:
-    return place.read_bytes() if place.is_file() else None
 
 
 def _change_turn(home: Path, change: Change) -> tuple[int, str]:

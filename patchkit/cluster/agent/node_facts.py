@@ -199,7 +199,7 @@ def examine(
     venv: str,
     units: Sequence[str],
     ports: Sequence[int],
-    folders: Sequence[str] = (),
+    folders: Sequence[str],
     **asked: Any,
 ) -> dict[str, Any]:
     """Return this node's facts, state, processes, listeners, disks, health and Python, by name.

@@ -63,11 +63,11 @@ def _jobs_in_memory(ninja_file: Path) -> Optional[int]:
     if available is None:
         return None
 
-    # GiB that one compiler takes at most: a unit of fused_moe_120 took 8.4, of sampling 1.
+    # GiB that one compiler takes at most: a unit of fused_moe_120 took 10.4, of sampling 1.
     is_cutlass = re.search(
         r"^(name = |subninja ).*(cutlass|gemm|moe)", modules, re.MULTILINE
     )
-    needed = 8.5 if is_cutlass else 1.5
+    needed = 10.5 if is_cutlass else 1.5
     # 8 GiB are left to all others: the GPU of a GB10 takes its memory from the same.
     if available < needed:
         print(
@@ -118,36 +118,36 @@ _FREE = "| /proc/meminfo=MemAvailable:"
 _GB10 = f"{_FREE} {116 << 20} kB"
 _TOP = "| /sys/fs/cgroup"
 _OWN = f"{_GB10} | /proc/self/cgroup=0::/"
-_SERVICE = f"{_OWN}a.slice/b.service {_TOP}/a.slice"
-_V1 = f"{_OWN}; 4:memory:/docker/c {_TOP}/memory"
 # What ninja is told, cores, MAX_JOBS, what ninja's file says, and files. First a GB10 without
 # weights, then one with 75 GB of them, machines with too little memory, a user's own number, and a
 # system without /proc/meminfo. Then limits on a GB10: a container, one whose weights are in files
 # that yield, a slice, a service that slows down at memory.high, a container of version 1, and two
 # without a limit.
 _MACHINES = f"""\
-12   20 - name = fused_moe_120 {_GB10}
-4    20 - name = fp4_gemm_cutlass_sm120 {_FREE} {45 << 20} kB
-4    20 - subninja /a/gemm_sm120/build.ninja {_FREE} {45 << 20} kB
+10   20 - name = fused_moe_120 {_GB10}
+3    20 - name = fp4_gemm_cutlass_sm120 {_FREE} {45 << 20} kB
+3    20 - subninja /a/gemm_sm120/build.ninja {_FREE} {45 << 20} kB
 20   20 - name = sampling; includes = -isystem /cutlass {_FREE} {45 << 20} kB
 4    8  - name = sampling {_FREE} {14 << 20} kB
 1    8  - name = fused_moe_120 {_FREE} {15 << 20} kB
 1    8  - name = fused_moe_120 {_FREE} {4 << 20} kB
 6    20 6 name = fused_moe_120 {_FREE} {45 << 20} kB
 none 20 - name = fused_moe_120
-2    20 - name = moe {_OWN} {_TOP}/memory.max={30 << 30} {_TOP}/memory.current={4 << 30}
-3    20 - name = moe {_OWN} {_TOP}/memory.max={64 << 30} {_TOP}/memory.current={62 << 30}\
+2    20 - name = moe {_OWN} {_TOP}/memory.max={36 << 30} {_TOP}/memory.current={4 << 30}
+2    20 - name = moe {_OWN} {_TOP}/memory.max={64 << 30} {_TOP}/memory.current={62 << 30}\
  {_TOP}/memory.stat=file {40 << 30}; inactive_file {24 << 30}; active_file {8 << 30}
-2    20 - name = moe {_SERVICE}/memory.max={48 << 30} {_TOP}/a.slice/memory.current={20 << 30}\
+2    20 - name = moe {_OWN}a.slice/b.service {_TOP}/a.slice/memory.max={52 << 30}\
+ {_TOP}/a.slice/memory.current={20 << 30}\
  {_TOP}/a.slice/b.service/memory.max=max
-3    20 - name = moe {_SERVICE}/b.service/memory.max=max\
- {_TOP}/a.slice/b.service/memory.high={40 << 30}\
+3    20 - name = moe {_OWN}a.slice/b.service {_TOP}/a.slice/b.service/memory.max=max\
+ {_TOP}/a.slice/b.service/memory.high={48 << 30}\
  {_TOP}/a.slice/b.service/memory.current={6 << 30}
-2    20 - name = moe {_V1}/memory.limit_in_bytes={32 << 30}\
+2    20 - name = moe {_OWN}; 4:memory:/docker/c {_TOP}/memory/memory.limit_in_bytes={36 << 30}\
  {_TOP}/memory/memory.usage_in_bytes={8 << 30}\
- {_TOP}/memory/memory.stat=inactive_file {7 << 30}; total_inactive_file {3 << 30}
-12   20 - name = moe {_OWN} {_TOP}/memory.max=max {_TOP}/memory.current={60 << 30}
-12   20 - name = moe {_V1}/memory.limit_in_bytes=9223372036854771712
+ {_TOP}/memory/memory.stat=inactive_file {7 << 30}; total_inactive_file {4 << 30}
+10   20 - name = moe {_OWN} {_TOP}/memory.max=max {_TOP}/memory.current={60 << 30}
+10   20 - name = moe {_OWN}; 4:memory:/docker/c\
+ {_TOP}/memory/memory.limit_in_bytes=9223372036854771712
 """.splitlines()
 
 
@@ -164,8 +164,8 @@ def prove(case: kit.Case) -> str:
             why="the function was edited by hand, or upstream rewrote it",
         )
     return (
-        f"ninja is told -j {answers[0]} for CUTLASS in 116 GiB, -j 4 in 45, -j 1 in 15, "
-        f"-j {answers[9]} in a container of 30; before: {before}, so 22 on 20 cores"
+        f"ninja is told -j {answers[0]} for CUTLASS in 116 GiB, -j 3 in 45, -j 1 in 15, "
+        f"-j {answers[9]} in a container of 36; before: {before}, so 22 on 20 cores"
     )
 
 
@@ -196,10 +196,10 @@ FIX = kit.Fix(
     title="FlashInfer starts as many compilers as memory holds",
     symptom="At the first start of a model the Spark hangs, or compilers end with code 137, while "
     "FlashInfer compiles fused_moe_120 or fp4_gemm_cutlass_sm120.",
-    why="ninja starts a compiler for each core and two more: 22 on a GB10. One takes up to 8.4 GiB "
-    "for CUTLASS, beside the weights in the same memory. With this fix they share the available "
-    "memory, of the machine or of the container or slice, without 8 GiB: 8.5 GiB each for modules "
-    "of CUTLASS, 1.5 for others, one at least; a line says if there is too little for one. "
+    why="ninja starts a compiler for each core and two more: 22 on a GB10. One takes up to 10.4 "
+    "GiB for CUTLASS, beside the weights in the same memory. With this fix they share what is left "
+    "of the machine's memory, and of the container's or slice's, less 8 GiB: 10.5 GiB each for "
+    "modules of CUTLASS, 1.5 for others, one at least; a line says if there is too little for one. "
     "MAX_JOBS still decides if it is set; `patchkit env` leaves it out where this fix is in.",
     needs=(
         kit.recommended(

@@ -190,7 +190,7 @@ def test_a_python_without_flashinfer_is_no_error():
 
 @pytest.mark.parametrize(
     ("gib", "cores", "jobs"),
-    [(116, 20, [20, 12]), (45, 20, [20, 4]), (14, 20, [4, 1]), (4, 20, [1, 1])],
+    [(116, 20, [20, 10]), (45, 20, [20, 3]), (14, 20, [4, 1]), (4, 20, [1, 1])],
 )
 def test_as_many_compilers_as_memory_holds(gib, cores, jobs, tmp_path, monkeypatch):
     """The numbers are those of the fix jit_jobs."""

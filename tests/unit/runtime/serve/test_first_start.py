@@ -35,16 +35,16 @@ def notes(model, vllm="0.33.0", kernels=None, **asked):
 @pytest.mark.parametrize(
     ("model", "vllm", "compiled"),
     [
-        (MOE, "0.25.1", f"{EXPERTS}; 126 units, up to 8.4"),
+        (MOE, "0.25.1", f"{EXPERTS}; 126 units, up to 10.4"),
         (
             MOE,
             "0.28.0",
-            f"{EXPERTS}, xqa; 129 units, up to 8.4",
+            f"{EXPERTS}, xqa; 129 units, up to 10.4",
         ),
         (
             MOE,
             "0.33.0",
-            f"{EXPERTS}, xqa; 129 units, up to 8.4",
+            f"{EXPERTS}, xqa; 129 units, up to 10.4",
         ),
         (BLOCKS, "0.25.1", "sampling; 3 units, up to 1.0"),
         (BLOCKS, "0.33.0", "sampling; 3 units, up to 1.0"),
