@@ -30,8 +30,8 @@ _COMPILERS = ("nvcc", "cicc", "ninja", "cudafe++")
 _PORT = 8123
 _LIMIT = 420.0  # seconds of a start
 
-# The sampler alone, on fixed logits: what FlashInfer answers with a seed, as a digest. Functions that
-# renormalise are left out: they answer a second call in one process with other bits.
+# The sampler alone, on fixed logits: what FlashInfer answers with a seed, as a digest. Functions
+# that renormalise are left out: they answer a second call in one process with other bits.
 _SAMPLER = """
 import hashlib, json, torch, flashinfer
 from flashinfer import sampling
