@@ -8,7 +8,6 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -25,7 +24,7 @@ from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.file.wheelfile import ANY, WheelFile, WheelName
+from patchkit.wheel.file.wheelfile import ANY, Facts, WheelFile, WheelName
 from patchkit.wheel.wheelhouse.contents import known_wheels
 from patchkit.wheel.wheelhouse.storage import (
     MANIFEST,
@@ -62,8 +61,12 @@ class ListedWheel:
     @property
     def target(self) -> Target | None:
         """Return the device that patchkit.json in the wheel names, None if it names none."""
-        name = self.metadata.facts.get("target") if self.metadata else None
-        return targets().get(name) if isinstance(name, str) else None
+        return targets().get(str(self.facts.get("target")))
+
+    @property
+    def facts(self) -> Facts:
+        """Return the contents of patchkit.json, {} if the wheel has none or was not read."""
+        return self.metadata.facts if self.metadata else {}
 
 
 def read_listed_wheels(
@@ -249,6 +252,169 @@ def require_none(findings: Iterable[Finding]) -> None:
         raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
 
 
+@frozen
+class _NodeWheels:
+    """The wheels that a node with a CPU can install, and the overrides of their pins."""
+
+    cpu: str
+    wheels: Sequence[ListedWheel]
+    overrides: Sequence[Override]
+
+    def unmet_needs(self) -> Iterator[Finding]:
+        """Yield a finding for each requirement that the other wheels do not meet.
+
+        A requirement of a project without a wheel only counts if the wheelhouse was filled.
+        """
+        by_project = {wheel.name.project: wheel for wheel in self.wheels}
+        # Before a fill there are only built wheels, and an index provides their dependencies.
+        is_complete = any(not wheel.built for wheel in self.wheels)
+
+        for wheel in self.wheels:
+            for requirement in self._requirements(wheel):
+                # The marker is left out, since it is met.
+                need = f"needs {str(requirement).partition(';')[0].strip()}"
+                specifier = requirement.specifier
+                neighbour = by_project.get(canonicalize_name(requirement.name))
+                if neighbour is None:
+                    if is_complete:
+                        yield finding(
+                            UsageError,
+                            wheel.name,
+                            f"{need}, which is not in the lock",
+                            wheelhouse_command("fill", wheel.path.parent),
+                            "it was built after a fill",
+                        )
+                elif not self._is_met(specifier, neighbour):
+                    yield finding(
+                        UsageError,
+                        wheel.name,
+                        f"{need}; here is {neighbour.name.pinned}",
+                        _mend_command(neighbour, str(specifier).removeprefix("==")),
+                        "pip finds no set that fits together (ResolutionImpossible)",
+                    )
+
+    def _requirements(self, wheel: ListedWheel) -> Iterator[Requirement]:
+        """Yield the requirements of a wheel whose markers hold on the node.
+
+        Markers may ask for the version of Python: it is that of the nodes that the wheelhouse was
+        filled for, or of the Python that runs patchkit if it was not filled yet.
+        """
+        environment = self._marker_environment()
+        for requirement in wheel.metadata.requires if wheel.metadata else ():
+            if requirement.marker is None or requirement.marker.evaluate(environment):
+                yield requirement
+
+    def _marker_environment(self) -> dict[str, str]:
+        # With "", requirements of extras do not count.
+        environment = {"platform_machine": self.cpu, "extra": ""}
+        for wheel in self.wheels:
+            python = "" if wheel.built else wheel.entry.facts.get("python")
+            if python:
+                parts = str(python).split(".")
+                environment["python_version"] = ".".join(parts[:2])
+                environment["python_full_version"] = ".".join([*parts, "0"][:3])
+                break
+
+        return environment
+
+    def _is_met(self, specifier: SpecifierSet, wheel: ListedWheel) -> bool:
+        """Return whether a wheel meets a specifier, or an override replaces exactly this pin."""
+        if specifier.contains(wheel.name.version, prereleases=True):
+            return True
+        return any(
+            wheel.name.project == override.takes.project
+            and specifier == SpecifierSet(f"=={override.pin.version}")
+            for override in self.overrides
+        )
+
+    def other_nccl(self) -> Iterator[Finding]:
+        """Yield a finding if NCCL is not the version that torch pins according to the recipe.
+
+        If the METADATA of a torch wheel was read, yield nothing: ``unmet_needs`` uses that.
+        """
+        nccl = next(
+            (wheel for wheel in self.wheels if sources_of(wheel.name.project)), None
+        )
+        has_torch = any(
+            wheel.name.project == TORCH and wheel.metadata for wheel in self.wheels
+        )
+        if nccl is None or has_torch:
+            return
+
+        for pin in all_pins(self.wheels):
+            if not sources_of(pin.pin.project):
+                continue
+            version = pin.pin.version
+            specifier = SpecifierSet(f"=={version}")
+            if not self._is_met(specifier, nccl):
+                yield finding(
+                    UsageError,
+                    pin.wheel,
+                    f"is for {pin.by}, which pins NCCL {version}; here is {nccl.name.pinned}",
+                    _mend_command(nccl, version),
+                    "beside that torch pip replaces it by stock's, or installs nothing",
+                )
+
+    def other_modules(self) -> Iterator[Finding]:
+        """Yield a finding for compiled modules of another FlashInfer than the pinned one."""
+        for pin, wheel in product(all_pins(self.wheels), self.wheels):
+            release = wheel.name.version.public
+            is_module = wheel.name.project.startswith("flashinfer-jit-cache")
+            is_pinned = pin.pin.project == "flashinfer-python"
+            if is_module and is_pinned and Version(release) != pin.pin.version:
+                yield finding(
+                    UsageError,
+                    wheel.name,
+                    f"is for FlashInfer {release}; {pin.by} pins {pin.pin.version}",
+                    _mend_command(wheel, pin.pin.version),
+                    "FlashInfer ignores modules of another release, or does not start",
+                )
+
+    def cuda_clash(self) -> Iterator[Finding]:
+        """Yield a finding if the wheels need several CUDA versions, or if torch has no CUDA."""
+        majors = cuda_majors(self.wheels)
+        for wheel in self.wheels:
+            if wheel.name.project != TORCH or wheel.metadata is None:
+                continue
+            requires = map(str, self._requirements(wheel))
+            torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
+            if torch.cuda:
+                majors[torch.cuda] = wheel.name
+            elif torch.cuda is None:
+                yield finding(
+                    ProofError,
+                    wheel.name,
+                    f"is a torch for CPUs alone: {torch.seen}",
+                    wheelhouse_command("fill", wheel.path.parent),
+                )
+
+        if len(majors) > 1:
+            parts = [f"CUDA {major}: {name}" for major, name in sorted(majors.items())]
+            yield finding(
+                ProofError,
+                majors[max(majors)],
+                f"is for another CUDA than what lies beside it: {'; '.join(parts)}",
+                "take all of it for one CUDA",
+                "a process loads both runtimes, and kernels of one do not see tensors of the other",
+            )
+
+    def device_clash(self) -> Iterator[Finding]:
+        devices = {
+            wheel.target.name: wheel.name for wheel in self.wheels if wheel.target
+        }
+        if len(devices) < 2:
+            return
+
+        parts = [f"{name}: {filename}" for name, filename in sorted(devices.items())]
+        yield finding(
+            UsageError,
+            list(devices.values())[-1],
+            f"wheels for {self.cpu} are made for several devices: {'; '.join(parts)}",
+            "a wheelhouse for each device: --dir",
+            "on either some of it does not load",
+        )
+
+
 def find_disagreements(
     house: Path,
     wheels: Sequence[ListedWheel],
@@ -259,59 +425,16 @@ def find_disagreements(
     findings += find_contradicted(overrides, wheels)
 
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.name.cpus} - {ANY}):
-        # The wheels that a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
-        findings += _find_unmet_needs(cpu, group, overrides)
-        findings += _find_other_modules(group)
-        findings += _find_other_nccl(group, overrides)
-        findings += _find_cuda_clash(cpu, group)
-        findings += _find_device_clash(cpu, group)
+        node = _NodeWheels(cpu=cpu, wheels=group, overrides=overrides)
+        findings += node.unmet_needs()
+        findings += node.other_modules()
+        findings += node.other_nccl()
+        findings += node.cuda_clash()
+        findings += node.device_clash()
 
     # A wheel for any CPU is in every group, so its findings may be there several times.
     return tuple(dict.fromkeys(findings))
-
-
-def _find_other_nccl(
-    wheels: Sequence[ListedWheel],
-    overrides: Sequence[Override],
-) -> Iterator[Finding]:
-    """Yield a finding if NCCL is not the version that torch pins according to the recipe.
-
-    If the METADATA of a torch wheel was read, yield nothing: ``_find_unmet_needs`` uses that.
-    """
-    nccl = next((wheel for wheel in wheels if sources_of(wheel.name.project)), None)
-    has_torch = any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels)
-    if nccl is None or has_torch:
-        return
-
-    for pin in all_pins(wheels):
-        if not sources_of(pin.pin.project):
-            continue
-        version = pin.pin.version
-        specifier = SpecifierSet(f"=={version}")
-        if not _is_met(specifier, nccl, overrides):
-            yield finding(
-                UsageError,
-                pin.wheel,
-                f"is for {pin.by}, which pins NCCL {version}; here is {nccl.name.pinned}",
-                _mend_command(nccl, version),
-                "beside that torch pip replaces it by stock's, or installs nothing",
-            )
-
-
-def _find_device_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    devices = {wheel.target.name: wheel.name for wheel in wheels if wheel.target}
-    if len(devices) < 2:
-        return
-
-    parts = [f"{name}: {filename}" for name, filename in sorted(devices.items())]
-    yield finding(
-        UsageError,
-        list(devices.values())[-1],
-        f"wheels for {cpu} are made for several devices: {'; '.join(parts)}",
-        "a wheelhouse for each device: --dir",
-        "on either some of it does not load",
-    )
 
 
 def find_contradicted(
@@ -341,75 +464,6 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
 
-def _is_met(
-    specifier: SpecifierSet,
-    wheel: ListedWheel,
-    overrides: Sequence[Override],
-) -> bool:
-    """Return whether a wheel meets a specifier, or an override replaces exactly this pin."""
-    if specifier.contains(wheel.name.version, prereleases=True):
-        return True
-    return any(
-        wheel.name.project == override.takes.project
-        and specifier == SpecifierSet(f"=={override.pin.version}")
-        for override in overrides
-    )
-
-
-def _find_unmet_needs(
-    cpu: str,
-    wheels: Sequence[ListedWheel],
-    overrides: Sequence[Override],
-) -> Iterator[Finding]:
-    """Yield a finding for each requirement that the other wheels do not meet.
-
-    A requirement of a project without a wheel only counts if the wheelhouse was filled.
-    """
-    by_project = {wheel.name.project: wheel for wheel in wheels}
-    # Before a fill there are only built wheels, and an index provides their dependencies.
-    is_complete = any(not wheel.built for wheel in wheels)
-
-    for wheel in wheels:
-        for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
-            # The marker is left out, since it is met.
-            need = f"needs {str(requirement).partition(';')[0].strip()}"
-            specifier = requirement.specifier
-            neighbour = by_project.get(canonicalize_name(requirement.name))
-            if neighbour is None:
-                if is_complete:
-                    yield finding(
-                        UsageError,
-                        wheel.name,
-                        f"{need}, which is not in the lock",
-                        wheelhouse_command("fill", wheel.path.parent),
-                        "it was built after a fill",
-                    )
-            elif not _is_met(specifier, neighbour, overrides):
-                yield finding(
-                    UsageError,
-                    wheel.name,
-                    f"{need}; here is {neighbour.name.pinned}",
-                    _mend_command(neighbour, str(specifier).removeprefix("==")),
-                    "pip finds no set that fits together (ResolutionImpossible)",
-                )
-
-
-def _find_other_modules(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Yield a finding for compiled modules of another FlashInfer than the pinned one."""
-    for pin, wheel in product(all_pins(wheels), wheels):
-        release = wheel.name.version.public
-        is_module = wheel.name.project.startswith("flashinfer-jit-cache")
-        is_pinned = pin.pin.project == "flashinfer-python"
-        if is_module and is_pinned and Version(release) != pin.pin.version:
-            yield finding(
-                UsageError,
-                wheel.name,
-                f"is for FlashInfer {release}; {pin.by} pins {pin.pin.version}",
-                _mend_command(wheel, pin.pin.version),
-                "FlashInfer ignores modules of another release, or does not start",
-            )
-
-
 def _mend_command(wheel: ListedWheel, version: object) -> str:
     """Return the commands that replace a wheel by ``version``, for a hint.
 
@@ -433,72 +487,6 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
 
     keep = wheelhouse_command("override", house, f"{project}=={present}")
     return f"{drop} && {build}; or, to keep it: {keep}"
-
-
-def _applicable_requirements(
-    metadata: WheelMetadata | None,
-    cpu: str,
-    wheels: Sequence[ListedWheel],
-) -> Iterator[Requirement]:
-    """Yield the requirements whose markers hold on a CPU, ``aarch64`` or ``x86_64``.
-
-    Markers may ask for the version of Python: it is that of the nodes that the wheelhouse was
-    filled for, or of the Python that runs patchkit if it was not filled yet.
-    """
-    if metadata is None:
-        return
-
-    environment = _marker_environment(cpu, wheels)
-    for requirement in metadata.requires:
-        if requirement.marker is None or requirement.marker.evaluate(environment):
-            yield requirement
-
-
-def _marker_environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, str]:
-    environment = {key: str(value) for key, value in default_environment().items()}
-    environment["platform_machine"] = cpu
-
-    # With "", requirements of extras do not count.
-    environment["extra"] = ""
-
-    for wheel in wheels:
-        python = "" if wheel.built else wheel.entry.facts.get("python")
-        if python:
-            parts = str(python).split(".")
-            environment["python_version"] = ".".join(parts[:2])
-            environment["python_full_version"] = ".".join([*parts, "0"][:3])
-            break
-
-    return environment
-
-
-def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Yield a finding if the wheels need several CUDA versions, or if torch has no CUDA."""
-    majors = cuda_majors(wheels)
-    for wheel in wheels:
-        if wheel.name.project != TORCH or wheel.metadata is None:
-            continue
-        requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
-        torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
-        if torch.cuda:
-            majors[torch.cuda] = wheel.name
-        elif torch.cuda is None:
-            yield finding(
-                ProofError,
-                wheel.name,
-                f"is a torch for CPUs alone: {torch.seen}",
-                wheelhouse_command("fill", wheel.path.parent),
-            )
-
-    if len(majors) > 1:
-        parts = [f"CUDA {major}: {name}" for major, name in sorted(majors.items())]
-        yield finding(
-            ProofError,
-            majors[max(majors)],
-            f"is for another CUDA than what lies beside it: {'; '.join(parts)}",
-            "take all of it for one CUDA",
-            "a process loads both runtimes, and kernels of one do not see tensors of the other",
-        )
 
 
 def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:

@@ -9,7 +9,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
@@ -279,7 +278,7 @@ def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
 
 def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     """Yield findings about a built wheel on the device that patchkit.json in the wheel names."""
-    facts = wheel.metadata.facts if wheel.metadata else {}
+    facts = wheel.facts
     if not wheel.built or not facts:
         return
 
@@ -302,22 +301,18 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
         return
 
     if library_rules().exact.cover(wheel.name.project):
-        yield from _find_inexact(wheel, facts, wheel.target)
+        yield from _find_inexact(wheel, wheel.target)
     yield from _find_missed(wheel, wheel.target)
-    yield from _find_not_native(wheel, facts, wheel.target)
+    yield from _find_not_native(wheel, wheel.target)
 
 
-def _find_inexact(
-    wheel: ListedWheel,
-    facts: Mapping[str, Any],
-    target: Target,
-) -> Iterator[Finding]:
+def _find_inexact(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
     filename = wheel.name
     if not wheel.binaries:
         yield finding(ProofError, filename, "holds no library", "build it again")
     for binary in wheel.binaries:
         try:
-            prove_exact(binary, target, cpu=facts.get("machine"))
+            prove_exact(binary, target, cpu=wheel.facts.get("machine"))
         except ProofError as error:
             yield finding(ProofError, filename, error.what, error.hint, error.why)
 
@@ -328,14 +323,10 @@ def _find_missed(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
     yield from missed(wheel.name, fatal, target, wheel.name)
 
 
-def _find_not_native(
-    wheel: ListedWheel,
-    facts: Mapping[str, Any],
-    target: Target,
-) -> Iterator[Finding]:
-    claimed = set(native_claim(facts, "assembled"))
-    claimed.difference_update(native_claim(facts, "compiled_at_first_use"))
-    claimed.difference_update(native_claim(facts, "never_called"))
+def _find_not_native(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
+    claimed = set(native_claim(wheel.facts, "assembled"))
+    claimed.difference_update(native_claim(wheel.facts, "compiled_at_first_use"))
+    claimed.difference_update(native_claim(wheel.facts, "never_called"))
     for binary in wheel.binaries:
         if binary.name in claimed and jit_entries(binary, target):
             yield finding(
