@@ -70,7 +70,7 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
         venv=VENV if vllm else "",
         linger=True,
         memlock=None,
-        systemd=255,
+        systemd=True,
         persistent_journal=True,
         installation="",
         ptxas="",

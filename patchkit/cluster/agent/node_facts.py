@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -100,7 +99,7 @@ class NodeFacts:
     venv: str
     linger: bool
     memlock: int | None
-    systemd: int
+    systemd: bool
     persistent_journal: bool
     installation: str = ""
     ptxas: str = ""
@@ -156,7 +155,7 @@ def look_at_node(
         installation=leads_to(link),
         linger=Path("/var/lib/systemd/linger", user).exists(),
         memlock=_read_memlock(),
-        systemd=_systemd_version(),
+        systemd=not attempt("systemctl", "--version").trouble,
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=ptxas,
         image=image_facts,
@@ -171,12 +170,6 @@ def _read_memlock() -> int | None:
     words = ("show", "--property=DefaultLimitMEMLOCK", "--value")
     # For no limit systemd says "infinity", or 2**64 - 1, which has 20 digits.
     return parse_whole(run_for_user("systemctl", *words).output.strip())
-
-
-def _systemd_version() -> int:
-    """Return the release of systemd, 0 if it is unknown."""
-    version = re.match(r"systemd (\d+)", attempt("systemctl", "--version").output)
-    return int(version[1]) if version else 0
 
 
 @frozen

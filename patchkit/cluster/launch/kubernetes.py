@@ -59,7 +59,7 @@ def plan_pods(
         venv="",
         linger=True,
         memlock=None,
-        systemd=0,
+        systemd=False,
         persistent_journal=True,
         image=ImageFacts(),
     )

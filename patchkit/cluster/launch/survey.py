@@ -178,7 +178,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
 
     if note := _describe_missing_gpu(facts.host):
         yield lack("gpu", "nvidia-smi", note=note)
-    if facts.systemd == 0:
+    if not facts.systemd:
         yield lack("systemd")
     if not facts.linger:
         yield lack("linger", "loginctl", "enable-linger", user=facts.user)

@@ -21,7 +21,7 @@ LACKS = {
         "mkdir -p /var/log/journal",
     ),
     "rsync": ({"rsync": False}, Level.ERROR, "sudo apt install rsync"),
-    "systemd": ({"systemd": 0}, Level.ERROR, "use DGX OS"),
+    "systemd": ({"systemd": False}, Level.ERROR, "use DGX OS"),
 }
 
 
