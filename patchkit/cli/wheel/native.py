@@ -126,12 +126,12 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
 
 
 def _kernel_texts(site: list[str]) -> Lines:
-    """Yield how many modules of FlashInfer an environment brings, and what keeps them from use."""
+    """Yield how many compiled modules of FlashInfer there are, and what keeps them from use."""
     if kernels := find_flashinfer(site, os.environ):
         count = counted_noun(len(kernels.modules), "compiled module")
-        yield f"FlashInfer brings {count}; what a model lacks here: `patchkit serve-args MODEL`"
+        yield f"FlashInfer has {count}; what a model lacks here: `patchkit serve-args MODEL`"
         for advice in kernel_advice(kernels, find_version(site, "vllm")):
-            yield advice.says
+            yield f"{advice.says}; instead: {advice.instead}"
 
 
 def _is_library(path: Path) -> bool:

@@ -238,6 +238,6 @@ def test_native_tells_the_modules_of_flashinfer(cli, tmp_path):
 
     done = cli("native", tmp_path / "venv", env={"PATH": str(tmp_path)})
     lines = "\n".join([done.stdout, done.stderr])
-    assert "note FlashInfer brings 1 compiled module; what a model lacks" in lines
+    assert "note FlashInfer has 1 compiled module; what a model lacks" in lines
     assert "note nvcc is not on PATH" in lines
     assert "flashinfer-jit-cache is of another version" in lines
