@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import SourceError
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA: 64 bits, little-endian
@@ -107,9 +107,9 @@ class Dynamic:
 
     machine: str
     soname: str = ""
-    needed: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()
-    runpath: tuple[str, ...] = ()
+    needed: Texts = ()
+    rpath: Texts = ()
+    runpath: Texts = ()
 
 
 @frozen
@@ -119,7 +119,7 @@ class Library(Dynamic):
     ``versions`` maps a needed library to symbol versions (``GLIBC_2.34``), lowest first.
     """
 
-    versions: Mapping[str, tuple[str, ...]]
+    versions: Mapping[str, Texts]
     sections: tuple[Section, ...]
 
     def highest(self, family: str) -> str:
@@ -351,7 +351,7 @@ class ElfImage:
     def _strings(self, tag: int) -> list[str]:
         return [self.string(place) for place in self.tags.get(tag, ())]
 
-    def _folders(self, tag: int) -> tuple[str, ...]:
+    def _folders(self, tag: int) -> Texts:
         paths = ":".join(self._strings(tag))
         return tuple(filter(None, paths.split(":")))
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 from patchkit.errors import HostError, PatchkitError, SourceError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.records import RECIPES, read_toml
 
 # How a fact is known, not how likely it is: "measured" is only for what somebody ran.
@@ -119,8 +119,8 @@ class FindingText:
     hint: str
     source: str
     fine: str = ""
-    run: tuple[str, ...] = ()
-    covers: tuple[str, ...] = ()
+    run: Texts = ()
+    covers: Texts = ()
 
 
 @cache

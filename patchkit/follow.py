@@ -14,12 +14,12 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from patchkit.errors import HostError, PatchkitError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.units import BYTES_PER_MIB
 
@@ -55,7 +55,7 @@ class Completed:
     not its name; it is "" for status 0.
     """
 
-    command: tuple[str, ...]
+    command: Texts
     status: int | None
     output: str = ""
     errors: str = ""
@@ -186,7 +186,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
     def __init__(
         self,
         *words: str | Path,
-        env: Mapping[str, str] | None = None,
+        env: Values | None = None,
         cwd: Path | None = None,
         umask: int = -1,
         inherit: bool = False,
@@ -443,7 +443,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
 
 def _start_trouble(
     program: str,
-    env: Mapping[str, str] | None,
+    env: Values | None,
     error: Exception,
 ) -> str:
     """Return why a program did not start, to follow its name: ``is not installed``."""

@@ -9,7 +9,6 @@ Two other modules start processes themselves: ``proof/child_process.py`` and ``d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -17,6 +16,7 @@ from typing import Any, TypedDict, Unpack
 from patchkit.errors import HostError, PatchkitError
 from patchkit.follow import Completed, Follow, FollowLimits, Resources
 from patchkit.foreign import read_json
+from patchkit.frozen import Values
 
 _PATIENCE = 60.0  # seconds
 _MOST = 256 << 20  # bytes of a program's output
@@ -41,7 +41,7 @@ class ProgramOptions(TypedDict, total=False):
     applies to the files that the program makes. ``resources`` are limits of memory and time.
     """
 
-    env: Mapping[str, str] | None
+    env: Values | None
     cwd: Path | None
     umask: int
     resources: Resources
@@ -98,7 +98,7 @@ def ask(
     python: str | Path,
     code: str,
     *arguments: str,
-    env: Mapping[str, str] | None = None,
+    env: Values | None = None,
     isolated: bool = True,
     timeout: float = 120.0,
     hint: str = "",

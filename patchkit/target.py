@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from patchkit.errors import UsageError
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
@@ -49,7 +49,7 @@ class Arch:
         return f"{self.major}{self.minor}{self.suffix}"
 
     @property
-    def codes(self) -> tuple[str, ...]:
+    def codes(self) -> Texts:
         """Return the names that nvcc takes after ``code=``: ``sm_121a``, ``compute_121a``."""
         machine = f"sm_{self.gencode}"
         ptx = f"compute_{self.gencode}"
@@ -76,7 +76,7 @@ def parse_arch(text: str) -> Arch:
     )
 
 
-def list_archs(codes: Iterable[str]) -> tuple[str, ...]:
+def list_archs(codes: Iterable[str]) -> Texts:
     """Return names that nvcc takes after ``code=`` as entries of an arch list, in their order.
 
     ``sm_89`` with ``compute_89`` becomes ``8.9+PTX``, ``compute_80`` alone becomes ``8.0-virtual``.
@@ -151,7 +151,7 @@ def find_ptx_load(arch: Arch, capability: tuple[int, int]) -> Load:
     return Load.JIT if fits else Load.NONE
 
 
-def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
+def best_load(archs: Texts, capability: tuple[int, int]) -> Load:
     """Return the best way in which an entry of an arch list reaches a device; NONE for no entry."""
     loads = (find_load(parse_arch(arch), capability) for arch in archs)
     return max(loads, default=Load.NONE)
@@ -236,7 +236,7 @@ class Toolkit:
     nvcc: str
     driver: str
     ptx: tuple[int, int]
-    default_codes: tuple[str, ...]
+    default_codes: Texts
 
 
 @cache

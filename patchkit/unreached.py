@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Target
 
@@ -24,7 +24,7 @@ class Unreached:
     library: str
     ptx: str
     kernels: str
-    targets: tuple[str, ...]
+    targets: Texts
     source: str
     releases: dict[str, str]
 

@@ -46,7 +46,7 @@ from patchkit.errors import (
     reason,
     translated,
 )
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
@@ -260,7 +260,7 @@ class Journal:
             write_staged(result, BytesIO(change.after), old, _nearest_folder(place))
         return Step(change.path, change.before, digest(change.after))
 
-    def _new_folders(self, changes: Sequence[Change]) -> tuple[str, ...]:
+    def _new_folders(self, changes: Sequence[Change]) -> Texts:
         """Return the folders that the changes make, relative to the root, outer ones first."""
         folders: set[Path] = set()
         for change in changes:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from patchkit.edit.splice import Edit, line_of
 from patchkit.errors import DriftError
+from patchkit.frozen import Texts
 
 
 class CMakeSyntaxError(DriftError):
@@ -43,8 +44,8 @@ class Branch(NamedTuple):
     ``excluded``. The condition of an else is (). ``start`` is that of the whole block.
     """
 
-    condition: tuple[str, ...]
-    excluded: tuple[tuple[str, ...], ...]
+    condition: Texts
+    excluded: tuple[Texts, ...]
     start: int
 
 
@@ -61,7 +62,7 @@ class Command(NamedTuple):
     start: int
     stop: int
     arguments: tuple[Argument, ...]
-    values: tuple[str, ...]
+    values: Texts
     block: tuple[Branch, ...]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.edit.splice import Edit
 from patchkit.finding import Established
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.records import RecordError, Sha256, Utf8, matching, record
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
@@ -189,7 +189,7 @@ class Example:
     after: str
     arch: str = "native"
     # Further files that the fix looks at.
-    beside: Mapping[str, str] = field(default_factory=dict)
+    beside: Values = field(default_factory=dict)
 
 
 @frozen
@@ -229,7 +229,7 @@ class Fix:
     evidence: tuple[Evidence, ...] = ()
     layer: Layer = "python"  # or "build": only trees that are compiled
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
-    requires: tuple[str, ...] = ()
+    requires: Texts = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # prove also where upstream has the change
     last: bool = False  # apply after all others and the user's patches

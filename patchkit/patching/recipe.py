@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.errors import RecipeError, SourceError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.fix_file import load_fixes
 from patchkit.records import RECIPES, read_json, read_toml
@@ -147,7 +147,7 @@ def load_recipes() -> tuple[Recipe, ...]:
     return tuple(map(load_recipe, projects()))
 
 
-Support = Mapping[str, Mapping[str, Mapping[str, str]]]
+Support = Mapping[str, Mapping[str, Values]]
 """Id of a fix → arch mode → release → level of support."""
 
 

@@ -14,14 +14,14 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from patchkit.durable.signals import SIGNALS, deferred, undeferred
 from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.follow import Resources, ending
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.proof.sandbox import Box, enter
 from patchkit.proof.seccomp import libc
 
@@ -66,7 +66,7 @@ def run(
     box: Box | None,
     *,
     folder: Path,
-    environment: Mapping[str, str],
+    environment: Values,
     limits: Limits = LIMITS,
 ) -> Ended:
     """Run a program in ``folder``, with the variables of ``environment`` and no others.

@@ -10,12 +10,12 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import ProofError, StorageError, translated
-from patchkit.frozen import positional
+from patchkit.frozen import Texts, Values, positional
 from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
@@ -42,7 +42,7 @@ class Traced:
 
     command: str
     where: tuple[str, int]
-    arguments: tuple[str, ...]
+    arguments: Texts
 
 
 def run_script(
@@ -111,7 +111,7 @@ def _read_call(line: str, folders: Sequence[Path]) -> Traced:
     return Traced(entry["cmd"].lower(), place, tuple(arguments))
 
 
-def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
+def mirror(tree: SourceTree, texts: Values, root: Path) -> None:
     """Write build files into ``root``; link everything else of their folders to the tree.
 
     ``texts`` maps the path of a build file to its text, with pending edits.

@@ -22,6 +22,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, NoReturn  # noqa: F401  (where dataclasses looks for the name)
 
 from patchkit.errors import ProofError
+from patchkit.frozen import Texts
 from patchkit.reading import parse_python
 from patchkit.source.project import projects
 from patchkit.source.tree import SourceTree
@@ -247,7 +248,7 @@ class _Module(dict[str, Any]):
         module: str,
         _globals: object = None,
         _locals: object = None,
-        names: tuple[str, ...] | None = (),
+        names: Texts | None = (),
         level: int = 0,
     ) -> object:
         """Return what an import statement within a function binds."""
@@ -265,7 +266,7 @@ class _CompiledPiece(NamedTuple):
     """A statement, compiled, and the names that it looks up when it is run."""
 
     code: CodeType
-    at_once: tuple[str, ...]
+    at_once: Texts
 
 
 class _Source:

@@ -33,6 +33,7 @@ from patchkit.errors import (
     StorageError,
     translated,
 )
+from patchkit.frozen import Values
 from patchkit.process import attempt
 from patchkit.records import read_toml, record
 from patchkit.source.archive import Progress as Progress
@@ -402,7 +403,7 @@ def pip_settings() -> dict[str, str]:
     return {option: value for option, value in settings.items() if value}
 
 
-def index_session(settings: Mapping[str, str]) -> requests.Session:
+def index_session(settings: Values) -> requests.Session:
     """Return a session with pip's proxy and certificates, and the logins of its indexes."""
     import requests
 
@@ -422,7 +423,7 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
     return session
 
 
-def _index_logins(settings: Mapping[str, str]) -> dict[_Server, tuple[str, str]]:
+def _index_logins(settings: Values) -> dict[_Server, tuple[str, str]]:
     """Return server → (user, password), from the URLs of the indexes."""
     logins = {}
     # index-url comes last, so that its login wins over another one for the same server.

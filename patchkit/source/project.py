@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import RecipeError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, RECIPES_VARIABLE, read_toml
 
@@ -35,7 +35,7 @@ class VersionFile:
     """
 
     path: str
-    numbers: tuple[str, ...]
+    numbers: Texts
     suffix: str = ""
 
 
@@ -53,13 +53,13 @@ class Project:
     """
 
     title: str
-    markers: tuple[str, ...]
+    markers: Texts
     distribution: str = ""
     package: str = ""
     example: str = ""
-    parts: tuple[str, ...] = ()
+    parts: Texts = ()
     version: VersionFile | None = None
-    build_options: tuple[str, ...] | None = None
+    build_options: Texts | None = None
     rank: int = 9
 
     @property

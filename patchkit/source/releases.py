@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.digests import digest
 from patchkit.errors import RecipeError, SourceError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import Sha256, matching, read_toml
 from patchkit.source.git import read_blob
 from patchkit.source.project import Project, recipe_folder
@@ -136,7 +136,7 @@ class Release:
     size: int = 0
     commit: str = ""
     figures: str = ""
-    archs: tuple[str, ...] = ()
+    archs: Texts = ()
     read: bool = True
 
 
@@ -162,7 +162,7 @@ class Refused:
     """Releases that patchkit does not patch, and the reasons."""
 
     versions: str
-    reasons: tuple[str, ...]
+    reasons: Texts
 
 
 @frozen
@@ -199,7 +199,7 @@ class RecipeFacts:
     """
 
     project: Project
-    fixes: tuple[str, ...]
+    fixes: Texts
     listed: tuple[Version, ...] = field(default=(), metadata={"key": "releases"})
     releases: tuple[Release, ...] = field(default=(), metadata={"key": "release"})
     refused: tuple[Refused, ...] = ()
@@ -209,7 +209,7 @@ class RecipeFacts:
     upstream: Upstream = Upstream()
     torch: Mapping[str, ExactPin] = field(default_factory=dict)
 
-    def refusal(self, version: Version) -> tuple[str, ...]:
+    def refusal(self, version: Version) -> Texts:
         """Return the reasons why a release is not supported, () if it is not refused."""
         for entry in self.refused:
             if SpecifierSet(entry.versions).contains(version, prereleases=True):
@@ -258,7 +258,7 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
     return files
 
 
-def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
+def foreign_file(tree: SourceTree, seen: Values) -> str:
     """Return the first path in ``seen`` whose file is a fork's and not the release's, "" for none.
 
     ``seen`` maps a path to the sha256 of its file. In a git checkout, a file that differs from its

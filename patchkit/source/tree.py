@@ -14,7 +14,7 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.durable.paths import place_inside
 from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
 RESTORE = "restore the file from the release"
@@ -48,7 +48,7 @@ class SourceTree:
     version: Version
     kind: Kind
     pristine: Mapping[str, str | None] = field(default_factory=dict)
-    overlay: Mapping[str, str] = field(default_factory=dict)
+    overlay: Values = field(default_factory=dict)
     # A tree that `with_texts` makes of this one shares these dicts with it.
     seen: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class SourceTree:
         """Return the paths that match ``pattern`` and whose texts contain ``needle``."""
         return [path for path in self.glob(pattern) if needle in self.read(path)]
 
-    def with_texts(self, texts: Mapping[str, str]) -> SourceTree:
+    def with_texts(self, texts: Values) -> SourceTree:
         return replace(self, overlay={**self.overlay, **texts})
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import HostError, ProofError
+from patchkit.frozen import Texts, Values
 from patchkit.proof.child_process import run
 from patchkit.proof.cmake import mirror, run_script
 from patchkit.proof.sandbox import box_for, program_box
@@ -41,9 +42,9 @@ def make_flags(
     tree: SourceTree,
     cuda: str,
     *,
-    environment: Mapping[str, str] | None = None,
+    environment: Values | None = None,
     arguments: Sequence[str] = (),
-) -> tuple[str, ...]:
+) -> Texts:
     """Return the flags that make hands to nvcc of a version, for every device file.
 
     ``environment`` and ``arguments`` are what a user sets. Raises HostError without GNU make,
@@ -106,7 +107,7 @@ def _answer_tests(text: str, versions: Mapping[str, int]) -> str:
     return _TEST.sub(answer, text).replace("$(shell uname -s)", "Linux")
 
 
-def gencodes(flags: Sequence[str]) -> tuple[str, ...]:
+def gencodes(flags: Sequence[str]) -> Texts:
     """Return the -gencode flags among others, as they are written."""
     return tuple(flag for flag in flags if flag.startswith("-gencode"))
 

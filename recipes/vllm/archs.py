@@ -9,7 +9,7 @@ the files is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from patchkit.durable.staging import ScratchFolder
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, list_archs, parse_arch
@@ -51,8 +51,8 @@ class Group:
     site: Site
     name: str
     variable: str
-    defines: tuple[str, ...] = ()
-    archs: tuple[str, ...] = ()
+    defines: Texts = ()
+    archs: Texts = ()
 
     @property
     def where(self) -> str:
@@ -60,7 +60,7 @@ class Group:
         return f"{path}:{line}"
 
     @property
-    def switches(self) -> tuple[str, ...]:
+    def switches(self) -> Texts:
         """Return the switches that the group sets, for example ``NVFP4_SM120``."""
         return tuple(
             define.removeprefix("-DENABLE_").removesuffix("=1")
@@ -97,7 +97,7 @@ def evaluate(
     return [*tree.answers[key]]
 
 
-def _require_lists(groups: Iterable[Group], texts: Mapping[str, str]) -> None:
+def _require_lists(groups: Iterable[Group], texts: Values) -> None:
     """Raise DriftError if nothing sets the list of a group: CMake would silently not build it."""
     variables: set[str] = set()
     for path, text in texts.items():
@@ -155,7 +155,7 @@ def _find_groups(path: str, text: str) -> Iterator[Group]:
             )
 
 
-def _defines_beside(call: Command, calls: Iterable[Command]) -> tuple[str, ...]:
+def _defines_beside(call: Command, calls: Iterable[Command]) -> Texts:
     """Return the -DENABLE_… flags that the same branch as a call adds to a list."""
     defines: list[str] = []
     for neighbour in calls:
@@ -195,7 +195,7 @@ def _first_source(before: tuple[Command, ...], variable: str) -> str:
 
 def _trace_calls(
     tree: SourceTree,
-    texts: Mapping[str, str],
+    texts: Values,
     gencode: str,
     cuda: str,
 ) -> list[Traced]:
@@ -247,13 +247,13 @@ def _trace_calls(
 def _archs_by_site(
     calls: Iterable[Traced],
     sites: Collection[Site],
-) -> dict[Site, tuple[str, ...]]:
+) -> dict[Site, Texts]:
     """Return site → the archs for which nvcc compiles, for the known sites in the trace.
 
     The archs are read from the flags that a call results in, not from its arguments, which are only
     the requested archs.
     """
-    archs: dict[Site, tuple[str, ...]] = {}
+    archs: dict[Site, Texts] = {}
     codes: list[str] = []
     # The sites to which the next _CODE and _LIST records belong.
     sources: Site | None = None
@@ -289,7 +289,7 @@ def _read_code(call: Traced) -> str:
     return call.arguments[0]
 
 
-def _read_archs(call: Traced) -> tuple[str, ...]:
+def _read_archs(call: Traced) -> Texts:
     archs = tuple(filter(None, ";".join(call.arguments[1:]).split(";")))
     try:
         for arch in archs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES, read_toml, record
 from patchkit.source.tree import SourceTree
@@ -82,17 +82,17 @@ class KnownSource:
     name: str
     option: str
     title: str
-    files: tuple[str, ...]
+    files: Texts
     url: str
     pins: tuple[Pin, ...]
     folder: str = ""
-    submodules: tuple[str, ...] | None = None
+    submodules: Texts | None = None
     file: str = ""
-    targets: tuple[str, ...] = ()
-    installed: tuple[str, ...] = ()
+    targets: Texts = ()
+    installed: Texts = ()
     majors: tuple[int, ...] = ()
     later: tuple[Served, ...] = ()
-    unused: Mapping[str, str] = field(default_factory=dict)
+    unused: Values = field(default_factory=dict)
     native: str = ""
     ready: str = ""
     compiled: str = ""
@@ -137,7 +137,7 @@ class Wanted:
     commit: str  # "" if only a tag is known
 
     @property
-    def submodules(self) -> tuple[str, ...] | None:
+    def submodules(self) -> Texts | None:
         """Return the paths of the submodules that a build reads, None for all submodules."""
         if self.known.submodules is not None:
             return self.known.submodules
@@ -151,8 +151,8 @@ class Across:
     ``target`` and ``stays`` are patterns of package names.
     """
 
-    target: tuple[str, ...]
-    stays: tuple[str, ...]
+    target: Texts
+    stays: Texts
     download: str
 
 

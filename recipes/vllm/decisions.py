@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from patchkit.errors import ProofError
+from patchkit.frozen import Values
 from patchkit.proof.upstream_code import Anything, Code
 from patchkit.source.tree import SourceTree
 
@@ -92,7 +93,7 @@ class Off:
 class Settings:
     """The module ``vllm.envs`` of a release, with ``environ`` as the user's environment."""
 
-    def __init__(self, code: Code, environ: Mapping[str, str]) -> None:
+    def __init__(self, code: Code, environ: Values) -> None:
         self._code = code
         self._environ = environ
 
@@ -109,7 +110,7 @@ class Settings:
 def on_device(
     tree: SourceTree,
     capability: tuple[int, int],
-    environ: Mapping[str, str] | None = None,
+    environ: Values | None = None,
     *,
     linear_backend: str = "auto",
     moe_backend: str = "auto",

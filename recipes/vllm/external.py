@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from patchkit.edit.cmake import Branch, Command, commands
 from patchkit.errors import DriftError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.source.tree import SourceTree
 
 ROOT_FILE = "CMakeLists.txt"
@@ -75,7 +75,7 @@ class External:
     variable: str
     url: str
     pin: str
-    submodules: tuple[str, ...] | None
+    submodules: Texts | None
     path: str
     line: int
 
@@ -160,7 +160,7 @@ def for_cuda(block: tuple[Branch, ...]) -> bool:
     return True
 
 
-def _condition_holds(condition: tuple[str, ...]) -> bool | None:
+def _condition_holds(condition: Texts) -> bool | None:
     """Return the value of a condition in a CUDA build, None if the value is unknown.
 
     Comparisons of the device with a text are understood, also with NOT or joined by OR or AND.
@@ -231,7 +231,7 @@ def _declared_external(
     values = call.values
     texts = _texts_before(call, calls)
 
-    def field(keyword: str) -> tuple[str, ...]:
+    def field(keyword: str) -> Texts:
         behind = values[values.index(keyword) + 1 :] if keyword in values else []
         words = itertools.takewhile(lambda value: value not in _KEYWORDS, behind)
         resolved = tuple(_fill_in(word, texts) for word in words)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from packaging.version import Version
 
 from patchkit.edit.cmake import Argument, Command, commands, list_items
-from patchkit.frozen import positional
+from patchkit.frozen import Texts, positional
 from patchkit.recipes.vllm.archs import INTERSECTION
 
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
@@ -72,7 +72,7 @@ def _is_for_older_cuda(call: Command) -> bool:
     return any(map(_asks_for_cuda13, conditions))
 
 
-def _asks_for_cuda13(condition: tuple[str, ...]) -> bool:
+def _asks_for_cuda13(condition: Texts) -> bool:
     """Return whether a condition holds for every compiler from CUDA 13 on."""
     match [word for word in condition if word not in _COMPILER]:
         case ["VERSION_GREATER_EQUAL", version]:

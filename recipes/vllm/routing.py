@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from patchkit.errors import PatchkitError, ProofError
-from patchkit.frozen import positional
+from patchkit.frozen import Values, positional
 from patchkit.patching.fix import Case
 from patchkit.proof import upstream_code
 from patchkit.proof.questions import ask
@@ -75,7 +75,7 @@ class Decision:
     decide: Callable[[Code], object]
     wanted: object
     changed: tuple[Capability, ...] = GB10
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Values = field(default_factory=dict)
 
     @property
     def others(self) -> list[Capability]:

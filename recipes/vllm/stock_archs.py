@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.errors import DriftError
+from patchkit.frozen import Texts
 from patchkit.recipes.vllm.archs import Group
 
 # Group, switches, variable, and a number that counts the groups that agree in all three.
@@ -66,9 +67,9 @@ def check_stock(
         )
 
 
-def _read_table(table: Path, version: Version) -> dict[Key, tuple[str, ...]]:
+def _read_table(table: Path, version: Version) -> dict[Key, Texts]:
     """Return group → its archs in a release, as the table has them."""
-    archs: dict[Key, tuple[str, ...]] = {}
+    archs: dict[Key, Texts] = {}
     with table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if Version(row["since"]) <= version <= Version(row["until"]):
@@ -82,5 +83,5 @@ def _next_key(keys: Collection[Key], group: str, switches: str, variable: str) -
     return (*names, sum(key[:3] == names for key in keys))
 
 
-def _archs_text(archs: tuple[str, ...]) -> str:
+def _archs_text(archs: Texts) -> str:
     return ";".join(archs) or "nothing"

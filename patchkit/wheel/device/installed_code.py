@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from patchkit.elf import parse_library
+from patchkit.frozen import Values
 from patchkit.wheel.device.fatbin import read_entries
 
 _FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # of both, the first one decides
@@ -31,7 +32,7 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
         if ".patchkit" not in path.parts:
             codes[path.name] = dict(Counter(_read_containers(path)))
 
-    environment: Mapping[str, str] = os.environ
+    environment: Values = os.environ
     if process:
         environment = _environment_of(process)
     folder = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
@@ -60,7 +61,7 @@ def _folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _forcing_variable(environment: Mapping[str, str]) -> str:
+def _forcing_variable(environment: Values) -> str:
     """Return the variable that makes the driver compile PTX despite machine code, "" for none."""
     for name in _FORCE:
         if name in environment:

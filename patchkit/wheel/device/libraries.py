@@ -15,7 +15,7 @@ import enum
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 
 from patchkit.elf import by_version
 from patchkit.errors import BuildError, ProofError, SourceError
-from patchkit.finding import Finding, finding
-from patchkit.frozen import frozen, positional
+from patchkit.finding import Findings, finding
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import read_toml
@@ -56,7 +56,7 @@ class LibraryTable:
     """The tables of ``libraries.toml``."""
 
     library: tuple[KnownLibrary, ...]
-    around: tuple[str, ...]
+    around: Texts
 
 
 class Use(enum.StrEnum):
@@ -238,7 +238,7 @@ _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 def check_wheel(
     metadata: WheelMetadata,
     binaries: Sequence[Binary],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for everything that is wrong with one wheel, whatever the device.
 
     It judges the metadata, the paths of the members, and the libraries.
@@ -282,7 +282,7 @@ def require_portable(sealed: Path) -> tuple[Binary, ...]:
     )
 
 
-def _check_folders(binary: Binary) -> Iterator[Finding]:
+def _check_folders(binary: Binary) -> Findings:
     """Yield a finding for each RPATH or RUNPATH that is a fixed folder of the building machine."""
     library = binary.library
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
@@ -297,7 +297,7 @@ def _check_folders(binary: Binary) -> Iterator[Finding]:
                 )
 
 
-def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
+def _check_glibc(binary: Binary, glibc: str) -> Findings:
     """Yield a finding for each symbol version that is too new for a system with ``glibc``."""
     # The highest symbol version of each family on such a system.
     limits = {"GLIBC": glibc}
@@ -318,7 +318,7 @@ def _check_glibc(binary: Binary, glibc: str) -> Iterator[Finding]:
             )
 
 
-def _check_member(project: str, member: str) -> Iterator[Finding]:
+def _check_member(project: str, member: str) -> Findings:
     """Yield a finding if a member is a copy of a library that a process must load only once."""
     if shared := library_rules().foreign(project, member):
         owners = " or ".join(shared.owners).replace("nvidia-*", "NVIDIA's wheels")
@@ -331,7 +331,7 @@ def _check_member(project: str, member: str) -> Iterator[Finding]:
         )
 
 
-def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Iterator[Finding]:
+def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Findings:
     """Yield a finding if the libraries of a wheel need different major versions of CUDA."""
     names = defaultdict(list)
     for binary in binaries:
@@ -354,7 +354,7 @@ def missed(
     judged: Sequence[Judged],
     target: Target,
     filename: str = "",
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each library of a package that is missing or does not load on the device.
 
     The finding says which features that costs. With ``filename``, the finding is about that wheel,
@@ -462,7 +462,7 @@ def prove_compiled(
     sources: Sequence[CudaSource],
     binaries: Iterable[Binary],
     target: Target,
-) -> tuple[str, ...]:
+) -> Texts:
     """Prove that each library holds the code of its sources; return a sentence for each library.
 
     Raises ProofError if a library is not in the wheel or lacks code.

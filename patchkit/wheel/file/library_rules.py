@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from packaging.tags import parse_tag
 
 from patchkit.elf import by_version
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import RECIPES, read_toml
 
 # auditwheel puts a hash into the names of libraries that it copies: libfoo-1a2b3c4d.so.1.
@@ -28,7 +28,7 @@ class SharedLibraries:
     ``owners`` are patterns of project names, ``names`` are file names without version: ``libnccl``.
     """
 
-    owners: tuple[str, ...]
+    owners: Texts
     names: frozenset[str]
 
 
@@ -50,15 +50,15 @@ class LibraryRules:
     closed: LibraryNames
     cuda: LibraryNames
     numbered: LibraryNames
-    libstdcxx: Mapping[str, Mapping[str, str]]
-    legacy: Mapping[str, str]
+    libstdcxx: Mapping[str, Values]
+    legacy: Values
     pins: LibraryNames
     compiled_against: LibraryNames
     exact: LibraryNames
     of_family: LibraryNames
-    module_paths: Mapping[str, str]
+    module_paths: Values
     started: LibraryNames
-    version_files: Mapping[str, str]
+    version_files: Values
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return the owners of a library that a wheel of ``project`` must not hold.

@@ -13,7 +13,7 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
@@ -30,12 +30,12 @@ class WheelMetadata:
     """
 
     name: WheelName
-    members: tuple[str, ...]
+    members: Texts
     requires: tuple[Requirement, ...]
     requires_python: str
-    sboms: tuple[str, ...]
+    sboms: Texts
     facts: Facts
-    faults: tuple[str, ...]
+    faults: Texts
 
     @property
     def pins(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
 from patchkit.elf import MAGIC
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Texts
 from patchkit.source.project import projects
@@ -267,7 +267,7 @@ def compiled_sbom(facts: Facts) -> JsonObject:
 
 def _make_document(
     subject: JsonObject,
-    tools: Mapping[str, str],
+    tools: Values,
     components: Sequence[JsonObject],
 ) -> JsonObject:
     """Return the CycloneDX document of ``subject``, which depends on ``components``."""

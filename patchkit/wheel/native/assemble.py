@@ -25,7 +25,7 @@ from patchkit.digests import digest
 from patchkit.elf import Section, damaged, parse_library
 from patchkit.errors import BuildError, HostError, SourceError, StorageError, translated
 from patchkit.follow import Follow, Resources
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.target import Toolkit, ptxas_figures, toolkits
 from patchkit.units import BYTES_PER_MIB
@@ -62,7 +62,7 @@ class Ptx:
     """A PTX module: its ``text``, and the ``options`` for ptxas that its compiler recorded."""
 
     text: bytes
-    options: tuple[str, ...]
+    options: Texts
 
     @property
     def kernels(self) -> set[str]:
@@ -189,7 +189,7 @@ class Task:
     ptx: str
     names: Mapping[bytes, bytes]
     kernels: frozenset[str]
-    words: tuple[str, ...]
+    words: Texts
     toolkit: Toolkit
 
     @property

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
 from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
@@ -36,8 +36,8 @@ class NativeLibrary:
 
     name: str
     path: Path | None
-    ptx: tuple[str, ...]
-    refused: tuple[str, ...]
+    ptx: Texts
+    refused: Texts
     unreached: tuple[Unreached, ...] = ()
 
     @property

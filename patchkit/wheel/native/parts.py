@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
@@ -63,7 +63,7 @@ class NativeParts:
     """
 
     libraries: tuple[NativeLibrary, ...] = ()
-    dropped: tuple[str, ...] = ()
+    dropped: Texts = ()
     facts: Facts = field(default_factory=dict)
 
     @property
@@ -108,7 +108,7 @@ def native_parts(
     in. Raises ProofError if the wheel's Python cannot do without one of them, and the errors of
     ``make_native``.
     """
-    dropped: tuple[str, ...] = ()
+    dropped: Texts = ()
     if not keep:
         dropped = tuple(
             library.name for library in kernels.judged if library.use is Use.OTHER
@@ -157,7 +157,7 @@ def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
                 )
 
 
-def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
+def members_of(known: KnownSource, paths: Iterable[str]) -> Texts:
     """Return the paths of a wheel that belong to a source, in their order."""
     return tuple(
         path

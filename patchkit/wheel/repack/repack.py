@@ -20,7 +20,7 @@ from patchkit.digests import digest, sha256_of
 from patchkit.durable.paths import is_file
 from patchkit.elf import by_version
 from patchkit.errors import DriftError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.ledger import LedgerRequest, ledger_path, original_path
@@ -72,7 +72,7 @@ class Repacked:
     source: Mapping[str, Any]
     outcome: Applied
     libraries: tuple[Judged, ...]
-    notes: tuple[str, ...]
+    notes: Texts
     facts: Facts
 
 
@@ -178,7 +178,7 @@ class _PatchedTree:
 
     origin: Origin
     request: Request
-    turned_on: tuple[str, ...]
+    turned_on: Texts
     workspace: Workspace
     outcome: Applied
     files: Mapping[str, tuple[str, str]]

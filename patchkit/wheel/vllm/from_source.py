@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import BuildError, SourceError
+from patchkit.frozen import Values
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
@@ -200,7 +201,7 @@ _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
 def compile_wheel(
     root: Path,
     python: Path,
-    variables: Mapping[str, str],
+    variables: Values,
     progress: Progress,
 ) -> Path:
     """Compile the wheel with the release's own build backend; return its path, in ``root/raw``.
@@ -214,7 +215,7 @@ def compile_wheel(
     def runner(
         cmd: Sequence[str],
         cwd: str | None = None,
-        extra_environ: Mapping[str, str] | None = None,
+        extra_environ: Values | None = None,
     ) -> None:
         environment = {**variables, **(extra_environ or {})}
         words = [*namespace_words(), *cmd]

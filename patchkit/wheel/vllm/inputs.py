@@ -31,7 +31,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.patching.fix import Request
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
@@ -81,7 +81,7 @@ class VllmOrder:
     toolchain: Toolchain
     requirements: Path | None = None
     jobs: int
-    given: Mapping[str, str] = field(default_factory=dict)
+    given: Values = field(default_factory=dict)
     offline: bool = False
     without: frozenset[str] = frozenset()
     extensions: frozenset[str] = frozenset()
@@ -170,10 +170,10 @@ class Gathered:
     describe them. ``installed`` sources are not compiled: their folders hold the files to install.
     """
 
-    environment: Mapping[str, str]
-    defines: Mapping[str, str]
-    identities: Mapping[str, str]
-    notices: Mapping[str, Mapping[str, str]]
+    environment: Values
+    defines: Values
+    identities: Values
+    notices: Mapping[str, Values]
     installed: tuple[Wanted, ...] = ()
 
     @property
@@ -211,7 +211,7 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
 def check_given(
     wanted: Sequence[Wanted],
     version: Version,
-    given: Mapping[str, str],
+    given: Values,
 ) -> None:
     """Raise UsageError if ``--source`` names a source that the build does not fetch.
 
@@ -251,7 +251,7 @@ def gather_sources(
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     identities: dict[str, str] = {}
-    texts: dict[str, Mapping[str, str]] = {}
+    texts: dict[str, Values] = {}
     installed: list[Wanted] = []
     for external in wanted:
         known = external.known
@@ -418,7 +418,7 @@ def _check_out(
     url: str,
     commit: str,
     dest: Path,
-    paths: tuple[str, ...] | None,
+    paths: Texts | None,
     *,
     offline: bool,
 ) -> None:

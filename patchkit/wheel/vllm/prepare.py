@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from patchkit.apply import apply
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import ProofError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.plan import Texts, patch_steps
@@ -125,7 +125,7 @@ class Prepared:
     """
 
     facts: Facts
-    texts: Mapping[str, str]
+    texts: Values
     steps: Sequence[tuple[Verdict, Texts]]
     gathered: Gathered
     python: Path
@@ -221,7 +221,7 @@ def choose_idle(
     request: Request,
     without: Collection[str],
     extensions: Collection[str],
-    given: Mapping[str, str],
+    given: Values,
 ) -> dict[str, str]:
     """Return option → reason for each source that the device does not need.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from string import Template
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.wheel.file.library_rules import library_rules
@@ -62,7 +62,7 @@ def containerfile(
     manifest: Manifest,
     base: str,
     folder: str,
-    caches: Mapping[str, str],
+    caches: Values,
 ) -> Containerfile:
     """Return the Containerfile for a wheelhouse in the folder ``folder`` of the build's context.
 
@@ -140,5 +140,5 @@ def build_commands(platform: str) -> list[list[str]]:
     They are those of ``recipes/export/builders.toml``.
     """
     table = RECIPES / "export" / "builders.toml"
-    commands = read_toml(tuple[tuple[str, ...], ...], table, key="commands")
+    commands = read_toml(tuple[Texts, ...], table, key="commands")
     return [[word.format(platform=platform) for word in words] for words in commands]

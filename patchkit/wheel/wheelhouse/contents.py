@@ -11,6 +11,7 @@ from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
+from patchkit.frozen import Texts
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.storage import (
@@ -83,7 +84,7 @@ def _write_obstacle(path: Path) -> str:
     return "" if os.statvfs(path).f_blocks else "not on a disk"
 
 
-def check_room(house: Path, filename: str) -> tuple[str, ...]:
+def check_room(house: Path, filename: str) -> Texts:
     """Return the names of the wheels that a wheel called ``filename`` would replace.
 
     A build calls this before its long work. Raises UsageError if the wheel cannot be added because
@@ -188,7 +189,7 @@ def wheels_there(house: Path) -> Iterator[WheelName]:
             yield WheelName(path.name)
 
 
-def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
+def _find_outdated(house: Path, new: WheelName) -> Texts:
     """Return the file names of the wheels that a new wheel replaces.
 
     Dependencies and older builds are replaced. Raises UsageError if another wheel of the same

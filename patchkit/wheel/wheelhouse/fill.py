@@ -24,7 +24,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.source.fetch import (
     Progress,
@@ -77,8 +77,8 @@ class Filled:
     longer there. ``torch`` is None if no torch is among the dependencies.
     """
 
-    new: tuple[str, ...]
-    gone: tuple[str, ...]
+    new: Texts
+    gone: Texts
     torch: Torch | None
     manifest: Manifest
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from patchkit.durable.paths import is_file
 from patchkit.errors import ProofError, SourceError, UsageError
-from patchkit.finding import Finding, finding
+from patchkit.finding import Finding, Findings, finding
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.source.project import projects
@@ -227,7 +227,7 @@ def find_ineffective(
     house: Path,
     overrides: Iterable[Override],
     pins: Sequence[WheelPin],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each override whose pin no wheel has."""
     for override in overrides:
         project = override.pin.project
@@ -260,7 +260,7 @@ class _NodeWheels:
     wheels: Sequence[ListedWheel]
     overrides: Sequence[Override]
 
-    def unmet_needs(self) -> Iterator[Finding]:
+    def unmet_needs(self) -> Findings:
         """Yield a finding for each requirement that the other wheels do not meet.
 
         A requirement of a project without a wheel only counts if the wheelhouse was filled.
@@ -327,7 +327,7 @@ class _NodeWheels:
             for override in self.overrides
         )
 
-    def other_nccl(self) -> Iterator[Finding]:
+    def other_nccl(self) -> Findings:
         """Yield a finding if NCCL is not the version that torch pins according to the recipe.
 
         If the METADATA of a torch wheel was read, yield nothing: ``unmet_needs`` uses that.
@@ -355,7 +355,7 @@ class _NodeWheels:
                     "beside that torch pip replaces it by stock's, or installs nothing",
                 )
 
-    def other_modules(self) -> Iterator[Finding]:
+    def other_modules(self) -> Findings:
         """Yield a finding for compiled modules of another FlashInfer than the pinned one."""
         for pin, wheel in product(all_pins(self.wheels), self.wheels):
             release = wheel.name.version.public
@@ -370,7 +370,7 @@ class _NodeWheels:
                     "FlashInfer ignores modules of another release, or does not start",
                 )
 
-    def cuda_clash(self) -> Iterator[Finding]:
+    def cuda_clash(self) -> Findings:
         """Yield a finding if the wheels need several CUDA versions, or if torch has no CUDA."""
         majors = cuda_majors(self.wheels)
         for wheel in self.wheels:
@@ -398,7 +398,7 @@ class _NodeWheels:
                 "a process loads both runtimes, and kernels of one do not see tensors of the other",
             )
 
-    def device_clash(self) -> Iterator[Finding]:
+    def device_clash(self) -> Findings:
         devices = {
             wheel.target.name: wheel.name for wheel in self.wheels if wheel.target
         }
@@ -440,7 +440,7 @@ def find_disagreements(
 def find_contradicted(
     overrides: Sequence[Override],
     wheels: Sequence[ListedWheel],
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding for each wheel whose version is not the one that an override takes."""
     for override, wheel in product(overrides, wheels):
         pin = override.takes

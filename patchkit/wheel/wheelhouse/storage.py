@@ -18,7 +18,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.durable.staging import copy_staged, make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, Sha256, matching, read_json
@@ -117,7 +117,7 @@ def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
 
 def commit_files(
     folder: Path,
-    texts: Mapping[str, str],
+    texts: Values,
     gone: Collection[str],
     arriving: Mapping[str, Path] | None = None,
 ) -> None:
@@ -316,7 +316,7 @@ class Manifest:
         return [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
 
     @property
-    def install_options(self) -> tuple[str, ...]:
+    def install_options(self) -> Texts:
         """Return options with which pip installs these wheels: ``--no-deps``, ``--no-index``.
 
         The options that name the folder and the lock are not among them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import combinations
@@ -21,8 +21,8 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
-from patchkit.finding import Finding, finding
-from patchkit.frozen import frozen, positional
+from patchkit.finding import Finding, Findings, finding
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.quoting import quoted
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import jit_entries, prove_exact
@@ -85,7 +85,7 @@ def check_files(house: Path) -> tuple[Finding, ...]:
         return tuple(findings)
 
 
-def _find_unlisted(house: Path, listed_names: Collection[str]) -> Iterator[Finding]:
+def _find_unlisted(house: Path, listed_names: Collection[str]) -> Findings:
     hint = f"move it away; or: {wheelhouse_command('prune', house)}"
     for path in sorted(house.glob("*.whl")):
         if path.name in listed_names:
@@ -96,7 +96,7 @@ def _find_unlisted(house: Path, listed_names: Collection[str]) -> Iterator[Findi
             yield finding(HashMismatchError, path.name, LINKED, hint)
 
 
-def _find_rivals(house: Path, listed_names: Collection[str]) -> Iterator[Finding]:
+def _find_rivals(house: Path, listed_names: Collection[str]) -> Findings:
     for pair in combinations(wheels_there(house), 2):
         if rivals(*pair):
             # Of the two, the finding is about the one that is not listed.
@@ -109,7 +109,7 @@ def _find_rivals(house: Path, listed_names: Collection[str]) -> Iterator[Finding
             )
 
 
-def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
+def _entry_findings(house: Path, entry: ManifestEntry) -> Findings:
     path = house / entry.name
     again = _make_again(house, entry)
 
@@ -168,7 +168,7 @@ def _find_change(path: Path, entry: ManifestEntry) -> Iterator[str]:
         )
 
 
-def find_leftovers(house: Path) -> Iterator[Finding]:
+def find_leftovers(house: Path) -> Findings:
     """Yield a finding for each file or folder that an interrupted run left."""
     prune = wheelhouse_command("prune", house)
     fill = wheelhouse_command("fill", house)
@@ -183,7 +183,7 @@ def find_leftovers(house: Path) -> Iterator[Finding]:
             yield finding(StorageError, name, problem, hint)
 
 
-def stale_documents(house: Path, manifest: Manifest) -> Iterator[Finding]:
+def stale_documents(house: Path, manifest: Manifest) -> Findings:
     """Yield a finding for each document that is missing or does not match the manifest.
 
     For an empty manifest without a file, yield nothing.
@@ -214,9 +214,9 @@ class Verified:
     """
 
     entries: tuple[ManifestEntry, ...]
-    pins: Mapping[str, str]
+    pins: Values
     findings: tuple[Finding, ...]
-    unmet: tuple[str, ...]
+    unmet: Texts
     overrides: tuple[Override, ...]
     offers: tuple[Override, ...]
 
@@ -262,7 +262,7 @@ def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
     return versions
 
 
-def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
+def _unmet_pins(wheels: Sequence[ListedWheel]) -> Texts:
     projects = {wheel.name.project for wheel in wheels}
     pins = []
     for wheel in wheels:
@@ -276,7 +276,7 @@ def _unmet_pins(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(pins))
 
 
-def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
+def find_unfit(wheel: ListedWheel) -> Findings:
     """Yield findings about a built wheel on the device that patchkit.json in the wheel names."""
     facts = wheel.facts
     if not wheel.built or not facts:
@@ -306,7 +306,7 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     yield from _find_not_native(wheel, wheel.target)
 
 
-def _find_inexact(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
+def _find_inexact(wheel: ListedWheel, target: Target) -> Findings:
     filename = wheel.name
     if not wheel.binaries:
         yield finding(ProofError, filename, "holds no library", "build it again")
@@ -317,13 +317,13 @@ def _find_inexact(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
             yield finding(ProofError, filename, error.what, error.hint, error.why)
 
 
-def _find_missed(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
+def _find_missed(wheel: ListedWheel, target: Target) -> Findings:
     judged = judge_libraries(wheel.binaries, target, wheel.name)
     fatal = [library for library in judged if library.fatal]
     yield from missed(wheel.name, fatal, target, wheel.name)
 
 
-def _find_not_native(wheel: ListedWheel, target: Target) -> Iterator[Finding]:
+def _find_not_native(wheel: ListedWheel, target: Target) -> Findings:
     claimed = set(native_claim(wheel.facts, "assembled"))
     claimed.difference_update(native_claim(wheel.facts, "compiled_at_first_use"))
     claimed.difference_update(native_claim(wheel.facts, "never_called"))
