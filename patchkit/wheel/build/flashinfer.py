@@ -180,10 +180,6 @@ def _make_toolkit(order: FlashInferOrder, dest: Path, progress: Progress) -> Non
         offline=order.offline,
         progress=progress,
     )
-    # A toolkit without libraries has no folders for them.
-    for name in ("include", "lib"):
-        (site / "nvidia" / "cu13" / name).mkdir(parents=True, exist_ok=True)
-
     if tools.machine == platform.machine():
         full_toolkit(tools, site, dest)
     else:

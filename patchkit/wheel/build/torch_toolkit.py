@@ -68,7 +68,7 @@ def _link_files(folder: Path, *sources: Path) -> None:
     If several sources have a file of the same name, the first source counts.
     """
     folder.mkdir()
-    for source in sources:
+    for source in filter(Path.is_dir, sources):
         for entry in sorted(source.iterdir()):
             names = [entry.name]
             # A linker looks for libfoo.so, a program for libfoo.so.13.
