@@ -147,7 +147,9 @@ def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
         "tvm_ffi": distribution("apache-tvm-ffi").version,
         "license": {"flashinfer": "Apache-2.0", "cuda": CUDA_LICENSE},
     }
-    calls = [[call.function, dict(call.arguments)] for call in order.calls]
+    calls = [
+        [call.function, dict(call.arguments), call.libraries] for call in order.calls
+    ]
     files = [
         path.read_text("utf-8")
         for path in (_SCRIPT, order.requirements, *sorted(_HOME.glob("*.template")))
