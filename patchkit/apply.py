@@ -5,7 +5,7 @@ The command line and every build use this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,13 @@ from patchkit import __version__
 from patchkit.durable.paths import is_file
 from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import frozen
-from patchkit.patching.commit import NO_LIBRARIES, Applied, commit_plan, commit_texts
+from patchkit.patching.commit import (
+    NO_LIBRARIES,
+    Applied,
+    Libraries,
+    commit_plan,
+    commit_texts,
+)
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
 from patchkit.patching.plan import Plan, Texts, make_plan
@@ -120,7 +126,7 @@ def prepare(
 
 def finish(
     draft: Draft,
-    libraries: Mapping[str, Path] = NO_LIBRARIES,
+    libraries: Libraries = NO_LIBRARIES,
     *,
     dry_run: bool = False,
 ) -> Applied:
@@ -192,7 +198,7 @@ def revert(path: Path, project: str) -> tuple[str, ...]:
 
 
 def commit_libraries(
-    workspace: Workspace, libraries: Mapping[str, Path], target: Target
+    workspace: Workspace, libraries: Libraries, target: Target
 ) -> tuple[str, ...]:
     """Replace libraries of an installed package; its patched texts stay as they are.
 

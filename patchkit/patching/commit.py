@@ -35,7 +35,8 @@ from patchkit.source.installed_record import rewrite_record
 _Contents = dict[str, bytes | None]  # by path; None where there is no file
 _Rows = dict[str, tuple[str, int]]  # path → sha256, size
 _Digests = dict[str, tuple[str, str]]  # path → sha256 of upstream's file, of ours
-NO_LIBRARIES: Mapping[str, Path] = MappingProxyType({})
+Libraries = Mapping[str, Path]  # path in the tree → the file with the new contents
+NO_LIBRARIES: Libraries = MappingProxyType({})
 
 
 @frozen
@@ -60,7 +61,7 @@ def commit_plan(
     recipe: Recipe,
     plan: Plan,
     proofs: tuple[str, ...],
-    libraries: Mapping[str, Path] = NO_LIBRARIES,
+    libraries: Libraries = NO_LIBRARIES,
 ) -> Applied:
     """Write the texts of a plan, the ledger and the originals: all files or none.
 
@@ -112,7 +113,7 @@ def commit_texts(
     workspace: Workspace,
     texts: Texts,
     ledger: Ledger | None,
-    libraries: Mapping[str, Path] = NO_LIBRARIES,
+    libraries: Libraries = NO_LIBRARIES,
 ) -> list[str]:
     """Write texts, ledger and originals, and remove those no longer needed; return the paths.
 
@@ -192,7 +193,7 @@ def _changes_to(
 
 def _swap_libraries(
     workspace: Workspace,
-    libraries: Mapping[str, Path],
+    libraries: Libraries,
 ) -> tuple[_Digests, list[Change]]:
     """Return sha256 (upstream's, new) of all replaced libraries, and the changes to get there.
 

@@ -89,11 +89,14 @@ class CodeEntry(DeviceCode):
     version: tuple[int, int]
 
 
+Entries = tuple[CodeEntry, ...]
+
+
 def read_entries(
     stream: BufferedIOBase,
     sections: Iterable[Section],
     name: str,
-) -> tuple[CodeEntry, ...]:
+) -> Entries:
     """Return the entries of some sections, in the order of the sections.
 
     Raises SourceError if a section is not a row of containers, or holds too many entries. ``name``

@@ -27,7 +27,7 @@ from patchkit.frozen import frozen
 from patchkit.reading import require_file
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load, Target, parse_arch, targets
-from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, read_entries
+from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, Entries, read_entries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -64,8 +64,8 @@ class Binary:
     size: int
     cuda: tuple[int, ...]
     library: Library
-    live: tuple[CodeEntry, ...]
-    relocatable: tuple[CodeEntry, ...]
+    live: Entries
+    relocatable: Entries
 
     @property
     def codes(self) -> tuple[CodeSummary, ...]:
@@ -74,7 +74,7 @@ class Binary:
         return (*live, *_summarize(self.relocatable, RELOCATABLE))
 
     @property
-    def fat_binaries(self) -> tuple[tuple[CodeEntry, ...], ...]:
+    def fat_binaries(self) -> tuple[Entries, ...]:
         """Return the entries of each live fat binary."""
         return _grouped(self.live)
 
@@ -156,7 +156,7 @@ def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
             hint="give the library that it goes into",
         )
 
-    def read_section(kind: str) -> tuple[CodeEntry, ...]:
+    def read_section(kind: str) -> Entries:
         sections = [section for section in library.sections if section.name == kind]
         return read_entries(stream, sections, where)
 
@@ -234,7 +234,7 @@ def _inexact_error(
     )
 
 
-def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
+def _own_binaries(binary: Binary) -> Iterator[Entries]:
     """Yield the live fat binaries, except those that NCCL's makefiles add for any target."""
     table = RECIPES / "nccl" / "kernels.toml"
     rows = read_toml(tuple[dict[str, Any], ...], table, key="always")
@@ -244,7 +244,7 @@ def _own_binaries(binary: Binary) -> Iterator[tuple[CodeEntry, ...]]:
             yield group
 
 
-def _grouped(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
+def _grouped(entries: Iterable[CodeEntry]) -> tuple[Entries, ...]:
     """Return the entries grouped by fat binary."""
     groups = defaultdict(list)
     for entry in entries:
@@ -252,7 +252,7 @@ def _grouped(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def jit_entries(binary: Binary, target: Target) -> tuple[CodeEntry, ...]:
+def jit_entries(binary: Binary, target: Target) -> Entries:
     """Return the PTX that the driver compiles for the device: one entry for each such fat binary.
 
     Only live fat binaries count, and those that have no machine code for the device.

@@ -16,7 +16,7 @@ from patchkit.frozen import frozen
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
-from patchkit.wheel.device.fatbin import CodeEntry
+from patchkit.wheel.device.fatbin import Entries
 from patchkit.wheel.device.inspect import (
     Binary,
     inspect_file,
@@ -38,7 +38,7 @@ class DeviceLibrary:
     project: str
     name: str
     fat_binaries: int
-    entries: tuple[CodeEntry, ...]
+    entries: Entries
     closed: bool
 
     @property
@@ -68,7 +68,7 @@ def called_entries(
     binaries: Iterable[Binary],
     target: Target,
     dispatch: Dispatch,
-) -> tuple[CodeEntry, ...]:
+) -> Entries:
     """Return the PTX that the device would compile and that the release calls on the device."""
     return tuple(
         entry
