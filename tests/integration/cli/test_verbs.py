@@ -57,7 +57,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         (
             "fixes --vllm-src nowhere",
             2,
-            ["nowhere: no such file, folder or release", "vllm=="],
+            ["nowhere: no such file or directory", "vllm=="],
         ),
         (
             "fixes --vllm-src .",
@@ -112,7 +112,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply --nccl-src nccl==2.28.3", 3, ["sticky CUDA error"]),
         ("apply --nccl-src git+file:///x@v9", 2, ["'v9' is not a commit"]),
         ("apply --nccl-src vllm==0.24.0", 2, ["neither a git URL nor a release"]),
-        ("apply --vllm-src x --sha256 0", 2, ["x: no such file, folder or release"]),
+        ("apply --vllm-src x --sha256 0", 2, ["'0' is not a sha256"]),
         (
             "explain arch_list",
             2,
