@@ -14,7 +14,7 @@ from pathlib import Path
 from patchkit import __version__
 from patchkit.durable.paths import is_file
 from patchkit.errors import DriftError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.patching.commit import (
     NO_LIBRARIES,
     Applied,
@@ -24,7 +24,7 @@ from patchkit.patching.commit import (
 )
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
-from patchkit.patching.plan import Plan, Texts, make_plan
+from patchkit.patching.plan import Plan, TextPairs, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import (
     Workspace,
@@ -183,7 +183,7 @@ def _drift_error(plan: Plan) -> DriftError:
     return DriftError("\n".join(lines), why="; ".join(symptoms))
 
 
-def revert(path: Path, project: str) -> tuple[str, ...]:
+def revert(path: Path, project: str) -> Texts:
     """Restore upstream's files and libraries, byte by byte; return their paths.
 
     Return nothing if patchkit changed nothing in the tree. Raises DriftError if a patched file was
@@ -199,14 +199,14 @@ def revert(path: Path, project: str) -> tuple[str, ...]:
 
 def commit_libraries(
     workspace: Workspace, libraries: Libraries, target: Target
-) -> tuple[str, ...]:
+) -> Texts:
     """Replace libraries of an installed package; its patched texts stay as they are.
 
     ``libraries`` maps a path in the tree to the file with the new contents, made for the device
     ``target``. Return the paths of the libraries that were written.
     """
     tree = workspace.tree
-    texts: Texts = {}
+    texts: TextPairs = {}
     for path, upstream_text in tree.pristine.items():
         if path != record_path(tree) and is_file(tree.root / path):
             texts[path] = (upstream_text, tree.read_bytes(path).decode())
@@ -241,7 +241,7 @@ def _library_ledger(workspace: Workspace, target: Target) -> Ledger:
     )
 
 
-def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
+def revert_libraries(workspace: Workspace) -> Texts:
     """Restore upstream's libraries, byte by byte, and return their paths; texts stay patched.
 
     Raises HashMismatchError if the kept original of a library is damaged.

@@ -14,7 +14,7 @@ from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change
 from patchkit.durable.paths import file_digest, place_of
 from patchkit.errors import translated
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -25,7 +25,7 @@ from patchkit.patching.ledger import (
     original_path,
     today,
 )
-from patchkit.patching.plan import Plan, Texts
+from patchkit.patching.plan import Plan, TextPairs
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
@@ -49,10 +49,10 @@ class Applied:
     """
 
     verdicts: tuple[Verdict, ...]
-    proofs: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    pending: tuple[str, ...] = ()
-    recorded_proofs: tuple[str, ...] = ()
+    proofs: Texts = ()
+    written: Texts = ()
+    pending: Texts = ()
+    recorded_proofs: Texts = ()
     recorded_by: str = ""
 
 
@@ -60,7 +60,7 @@ def commit_plan(
     workspace: Workspace,
     recipe: Recipe,
     plan: Plan,
-    proofs: tuple[str, ...],
+    proofs: Texts,
     libraries: Libraries = NO_LIBRARIES,
 ) -> Applied:
     """Write the texts of a plan, the ledger and the originals: all files or none.
@@ -111,7 +111,7 @@ def mark_applied(verdict: Verdict) -> Verdict:
 
 def commit_texts(
     workspace: Workspace,
-    texts: Texts,
+    texts: TextPairs,
     ledger: Ledger | None,
     libraries: Libraries = NO_LIBRARIES,
 ) -> list[str]:

@@ -21,7 +21,8 @@ from patchkit.source.releases import foreign_file
 from patchkit.source.tree import SourceTree
 
 # path → (before, after); before is None for a file that is created.
-Texts = dict[str, tuple[str | None, str]]
+TextPairs = dict[str, tuple[str | None, str]]
+Step = tuple[Verdict, TextPairs]  # a verdict, and the texts that it changes
 
 _CODE_ALONE = "decided by the code alone"
 _LEFT_OUT = "left out with --without"
@@ -38,7 +39,7 @@ class Plan:
     stock: SourceTree
     patched: SourceTree
     verdicts: tuple[Verdict, ...]
-    texts: Texts
+    texts: TextPairs
 
     @property
     def drifted(self) -> list[Verdict]:
@@ -77,9 +78,9 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     )
 
 
-def _changed_texts(stock: SourceTree, patched: SourceTree) -> Texts:
+def _changed_texts(stock: SourceTree, patched: SourceTree) -> TextPairs:
     """Return the texts of every file that changes, sorted by path."""
-    texts: Texts = {}
+    texts: TextPairs = {}
     for path, after in sorted(patched.overlay.items()):
         before = stock.find(path)
         if before != after:
@@ -122,9 +123,7 @@ def _check_required(
                 )
 
 
-def patch_steps(
-    tree: SourceTree, verdicts: Sequence[Verdict]
-) -> Iterator[tuple[Verdict, Texts]]:
+def patch_steps(tree: SourceTree, verdicts: Sequence[Verdict]) -> Iterator[Step]:
     """Yield each verdict that has edits, with the texts before and after its own edits.
 
     ``tree`` is the stock tree; each step starts from the result of the one before.
@@ -132,7 +131,7 @@ def patch_steps(
     for verdict in verdicts:
         if verdict.edits:
             after = with_edits(tree, verdict.edits)
-            texts: Texts = {}
+            texts: TextPairs = {}
             for path in sorted({edit.path for edit in verdict.edits}):
                 texts[path] = (tree.find(path), after.read(path))
 

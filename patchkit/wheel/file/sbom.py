@@ -18,7 +18,7 @@ from patchkit.edit.splice import git_diff
 from patchkit.elf import MAGIC
 from patchkit.frozen import Values, frozen
 from patchkit.patching.fix import Verdict
-from patchkit.patching.plan import Texts
+from patchkit.patching.plan import Step, TextPairs
 from patchkit.source.project import projects
 from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
 from patchkit.wheel.file.write import set_tag, set_version
@@ -82,7 +82,7 @@ def name_wheel(
     wheel: WheelFile,
     tag: str,
     facts: Facts,
-    steps: Iterable[tuple[Verdict, Texts]],
+    steps: Iterable[Step],
     members: Mapping[str, bytes],
 ) -> NewWheel:
     """Name a wheel that is made of ``wheel`` by a digest of all its new members.
@@ -122,7 +122,7 @@ def name_wheel(
     )
 
 
-def wheel_sbom(facts: Facts, steps: Iterable[tuple[Verdict, Texts]]) -> JsonObject:
+def wheel_sbom(facts: Facts, steps: Iterable[Step]) -> JsonObject:
     """Return the SBOM (CycloneDX 1.6) of an upstream project's wheel, from its ``patchkit.json``.
 
     ``steps`` are ``Plan.steps``: each verdict with the texts that it changed. The pedigree names
@@ -174,7 +174,7 @@ def _describe_ancestor(facts: Facts) -> JsonObject:
     return ancestor
 
 
-def _describe_patch(verdict: Verdict, texts: Texts) -> JsonObject:
+def _describe_patch(verdict: Verdict, texts: TextPairs) -> JsonObject:
     """Describe the change of a fix, and the symptom that it resolves."""
     fix = verdict.fix
     diff = "".join(git_diff(path, *pair) for path, pair in texts.items())

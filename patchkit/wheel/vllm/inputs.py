@@ -507,7 +507,11 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     spec = f"--source {option}=vllm=={version}"
     members = members_of(known, wheel.members)
     if not members:
-        raise _no_parts_error(spec, wheel, option)
+        raise UsageError(
+            f"{spec}: {wheel.path.name} holds nothing of {option}",
+            why="upstream builds it into no library or file of its own",
+            hint="name a folder or git+URL@COMMIT",
+        )
 
     binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
     judged = [
@@ -543,17 +547,6 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
                 whole.copy_member(member, dest / member)
 
     return FoundSource(identity, True, fill)
-
-
-def _no_parts_error(spec: str, wheel: WheelFile, option: str) -> UsageError:
-    options = [
-        known.option for known in known_externals() if members_of(known, wheel.members)
-    ]
-    return UsageError(
-        f"{spec}: {wheel.path.name} holds nothing of {option}",
-        why="upstream builds it into no library or file of its own",
-        hint=f"it holds parts of {', '.join(sorted(options)) or 'no other project'}",
-    )
 
 
 def _list_codes(binaries: Iterable[Binary]) -> str:

@@ -19,8 +19,8 @@ from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import ProofError, UsageError
 from patchkit.frozen import Values, frozen
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import Request, State, Verdict
-from patchkit.patching.plan import Texts, patch_steps
+from patchkit.patching.fix import Request, State
+from patchkit.patching.plan import Step, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.build import (
@@ -126,7 +126,7 @@ class Prepared:
 
     facts: Facts
     texts: Values
-    steps: Sequence[tuple[Verdict, Texts]]
+    steps: Sequence[Step]
     gathered: Gathered
     python: Path
     site: Path

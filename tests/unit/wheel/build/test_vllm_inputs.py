@@ -321,7 +321,7 @@ def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
             "tml-fa4",
             UsageError,
             "holds nothing of tml-fa4",
-            "it holds parts of flash-attn, flash",
+            "name a folder or git+URL@COMMIT",
         ),
         (
             "flashmla",
