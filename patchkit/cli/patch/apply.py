@@ -406,7 +406,7 @@ def revert_command(source: SourceOptions, force: bool) -> Blocks:
     restored = revert(path, source.project)
     yield {"restored": restored}
     if restored:
-        yield f"{len(restored)} files are as upstream shipped them"
+        yield f"put back as upstream shipped them: {counted_noun(len(restored), 'file')}"
     else:
         yield "nothing to do: patchkit has changed nothing here"
 
@@ -415,7 +415,7 @@ def _forced_blocks(path: Path, project: str) -> Blocks:
     rescued = revert_by_force(detect(path, project))
     yield Record(rescued)
 
-    yield f"{len(rescued.restored)} files are as upstream shipped them"
+    yield f"put back as upstream shipped them: {counted_noun(len(rescued.restored), 'file')}"
     if rescued.moved:
         yield f"moved to {rescued.aside}: {', '.join(rescued.moved)}"
     if rescued.lost:
