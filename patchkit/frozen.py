@@ -17,6 +17,9 @@ _fields = cache(fields)
 Texts = tuple[str, ...]
 """Several texts in a field of a record."""
 
+Fields = dict[str, Any]
+"""Name → value: what JSON or TOML has, or a record."""
+
 Values = Mapping[str, str]
 """Name → text: variables, flags, facts …"""
 

@@ -16,7 +16,7 @@ from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Option, Verb, flag, option, with_options
 from patchkit.errors import UsageError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Fields, Texts, frozen
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
@@ -78,7 +78,7 @@ def _source_adder(*options: Option, required: bool = True) -> Callable[[Verb], V
 
 
 def _take_source(
-    positional: str | None, arguments: dict[str, Any], *, required: bool
+    positional: str | None, arguments: Fields, *, required: bool
 ) -> SourceOptions | None:
     """Return the one source that a command line names; remove its options from ``arguments``.
 
@@ -112,7 +112,7 @@ def _take_source(
     return SourceOptions(project, spec, **fetching)
 
 
-def _pop_options(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _pop_options(arguments: Fields, names: Sequence[str]) -> Fields:
     present = [name for name in names if name in arguments]
     return {name: arguments.pop(name) for name in present}
 

@@ -36,7 +36,7 @@ from patchkit.cli.out import (
 )
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level
-from patchkit.frozen import Texts, positional
+from patchkit.frozen import Fields, Texts, positional
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load
@@ -45,7 +45,6 @@ Verb = Callable[..., Any]
 Option = Callable[[Any], Any]
 Row = Texts
 Lines = Iterator[str]
-Fields = dict[str, Any]
 
 
 def option(*words: str, **settings: Any) -> Option:

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.ssh import HERE
@@ -23,7 +22,7 @@ from patchkit.doctor.peers.node_report import (
     require,
 )
 from patchkit.errors import PatchkitError, reason
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
@@ -58,7 +57,7 @@ class DeviceCodeFound:
 
 def add_first_use(
     examination: Examination,
-    look: Callable[..., dict[str, Any]],
+    look: Callable[..., Fields],
 ) -> Examination:
     """Return an examination with what each node compiles at a first use.
 

@@ -29,11 +29,11 @@ from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Findings
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.records import RECIPES, read_toml
 
 SMOKE_TEST = read_toml(
-    dict[str, Any],
+    Fields,
     RECIPES / "doctor" / "gpu.toml",
     key="smoke",
 )
@@ -173,13 +173,13 @@ def all_reduce_findings(
                 yield from nccl_findings(node.node, nccl_ranks, node.variables)
 
 
-def slowest_figures(ranks: Sequence[GpuStep]) -> dict[str, Any]:
+def slowest_figures(ranks: Sequence[GpuStep]) -> Fields:
     """Return the worst value of each figure over all ranks, and the best speed over all sizes.
 
     The largest of the times counts, and the smallest of all other figures. The best speed is
     ``most_gigabytes_per_second``.
     """
-    figures: dict[str, Any] = {}
+    figures: Fields = {}
     for key, value in ranks[0].figures.items():
         slowest = max if key.startswith("micro") else min
         values = [rank.figures.get(key, value) for rank in ranks]

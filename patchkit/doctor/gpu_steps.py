@@ -15,7 +15,7 @@ from typing import Any, Literal
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Completed, Follow
 from patchkit.foreign import read_json
-from patchkit.frozen import Texts, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 
 RANK = "all-reduce"
 """The step in which all nodes run together, one rank on each."""
@@ -140,7 +140,7 @@ def run_step(
     )
 
 
-def _read_answer(answer: str) -> dict[str, Any] | None:
+def _read_answer(answer: str) -> Fields | None:
     """Return the fields of a script's answer, None if the text is not such an answer."""
     try:
         fields = read_json(answer)

@@ -54,7 +54,7 @@ from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
 from patchkit.durable.signals import Interrupted, deferred, undeferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.http_exchange import HttpServer
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
@@ -67,7 +67,7 @@ _CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE ba
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
 PROOF_SETTINGS = read_toml(
-    dict[str, Any],
+    Fields,
     RECIPES / "doctor" / "proof.toml",
     key="proof",
 )
@@ -416,7 +416,7 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
 
     log = folder / f"{name}.log"
     reason = ""
-    figures: dict[str, Any] = {}
+    figures: Fields = {}
 
     begin = time.monotonic()
     try:

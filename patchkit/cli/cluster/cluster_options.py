@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cli.out import PATH, record_fields
-from patchkit.cli.render import Fields, Verb, flag, gigabytes, option, with_options
+from patchkit.cli.render import Verb, flag, gigabytes, option, with_options
 from patchkit.cluster.launch.cluster import Cluster, read_cluster_file
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -18,6 +18,7 @@ from patchkit.cluster.launch.cluster_file import (
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import PatchkitError
+from patchkit.frozen import Fields
 
 _RATE_BYTES = 1e8  # bytes; the speed of a smaller copy says nothing
 FILE_OPTION = option(

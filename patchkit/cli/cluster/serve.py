@@ -26,7 +26,6 @@ from patchkit.cli.render import (
     GOOD,
     Blocks,
     ExitCode,
-    Fields,
     Lines,
     Record,
     Row,
@@ -56,6 +55,7 @@ from patchkit.doctor.machine import disk_trouble
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.frozen import Fields
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Memory

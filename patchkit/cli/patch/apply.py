@@ -47,7 +47,6 @@ from patchkit.cli.render import (
     Blocks,
     Data,
     ExitCode,
-    Fields,
     Lines,
     Record,
     Row,
@@ -59,6 +58,7 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.errors import DriftError, UsageError
+from patchkit.frozen import Fields
 from patchkit.patching.commit import Applied, mark_applied
 from patchkit.patching.fix import Fix, Request, State, Verdict
 from patchkit.patching.forced_revert import revert_by_force

@@ -10,12 +10,13 @@ import click
 
 from patchkit.cli.out import bold, dim, record_fields
 from patchkit.cli.patch.verdict_view import diff_blocks
-from patchkit.cli.render import Blocks, Fields, Lines, Record, Row, rendered, section
+from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
+from patchkit.frozen import Fields
 from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
 from patchkit.quoting import quoted

@@ -14,13 +14,13 @@ from patchkit.cli.render import (
     STYLES,
     Blocks,
     Data,
-    Fields,
     Lines,
     Row,
     Style,
     lead_word,
     note,
 )
+from patchkit.frozen import Fields
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace

@@ -13,18 +13,10 @@ from typing import Any
 import click
 
 from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
-from patchkit.cli.render import (
-    Blocks,
-    Data,
-    Fields,
-    Record,
-    Row,
-    flag,
-    option,
-    rendered,
-)
+from patchkit.cli.render import Blocks, Data, Record, Row, flag, option, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
+from patchkit.frozen import Fields
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide_node

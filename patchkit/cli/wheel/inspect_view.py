@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from patchkit.cli.out import Shown, bold, dim, next_verb, record_fields, style, table
 from patchkit.cli.render import (
     LOAD_STYLES,
     Blocks,
-    Fields,
     Lines,
     Row,
     count_loads,
@@ -20,6 +18,7 @@ from patchkit.cli.render import (
     note,
 )
 from patchkit.digests import sha256_of
+from patchkit.frozen import Fields
 from patchkit.target import Load, Target
 from patchkit.unreached import known_dispatch
 from patchkit.wheel.device.inspect import (
@@ -63,7 +62,7 @@ def inspected_blocks(file: Path, target: Target) -> Blocks:
     yield from _library_lines(binary, target, sha256)
 
 
-def _wheel_blocks(file: Path, target: Target, fields: dict[str, Any]) -> Blocks:
+def _wheel_blocks(file: Path, target: Target, fields: Fields) -> Blocks:
     with WheelFile(file) as wheel:
         binaries = inspect_wheel(wheel)
         metadata = read_metadata(wheel)

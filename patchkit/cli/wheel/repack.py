@@ -26,7 +26,6 @@ from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Blocks,
-    Fields,
     flag,
     house_option,
     note,
@@ -36,6 +35,7 @@ from patchkit.cli.render import (
 )
 from patchkit.cli.wheel.build import cpu_option, install_steps
 from patchkit.errors import UsageError
+from patchkit.frozen import Fields
 from patchkit.patching.fix import State
 from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use

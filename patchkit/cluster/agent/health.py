@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.frozen import Texts, Values, frozen, positional
+from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
 from patchkit.runtime.host.probe import parse_rows, query_gpus
@@ -236,7 +235,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
 def run_parts(
     parts: Mapping[str, Callable[[], object]],
     expected: tuple[type[Exception], ...],
-) -> tuple[dict[str, Any], dict[str, Exception]]:
+) -> tuple[Fields, dict[str, Exception]]:
     """Run functions side by side; return their values, and their ``expected`` errors, by name.
 
     Raises an error that is not expected.

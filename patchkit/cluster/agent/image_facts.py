@@ -25,7 +25,7 @@ from patchkit.digests import digest
 from patchkit.errors import HostError
 from patchkit.follow import Completed
 from patchkit.foreign import read_json, whole_number
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Fields, Texts, frozen
 from patchkit.process import ask, attempt
 from patchkit.records import matching
 from patchkit.runtime.host.host import Software
@@ -243,7 +243,7 @@ def find_image(
     return replace(facts, problem="engine-refuses", said=refusal)
 
 
-def _read_info(info: Any, root: str) -> dict[str, Any]:
+def _read_info(info: Any, root: str) -> Fields:
     """Return the fields of ImageFacts from an engine's `info` and from CDI specifications."""
     if "host" in info:
         version = info["version"]["Version"]
@@ -282,7 +282,7 @@ def _gpu_specifications(folder: Path) -> Iterator[tuple[Path, str]]:
                 yield file, text
 
 
-def _read_devices(root: str) -> dict[str, Any]:
+def _read_devices(root: str) -> Fields:
     """Return the fields of ImageFacts about RDMA devices."""
     folder = Path(root, "dev/infiniband")
     closed = []
@@ -296,7 +296,7 @@ def _read_devices(root: str) -> dict[str, Any]:
     return {"infiniband": folder.is_dir(), "closed": tuple(closed)}
 
 
-def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
+def _inspect_image(program: str, names: Sequence[str]) -> Fields:
     """Return the fields of ImageFacts about the first image that exists of ``names``."""
     for name in names:
         done = attempt(program, "image", "inspect", "--", name, timeout=_PATIENCE)
@@ -306,7 +306,7 @@ def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
     return {"problem": "image-missing"}
 
 
-def _image_fields(image: Any) -> dict[str, Any]:
+def _image_fields(image: Any) -> Fields:
     """Return the fields of ImageFacts from an engine's description of an image.
 
     Raises ValueError for an odd id, and LookupError, TypeError or AttributeError for another form.

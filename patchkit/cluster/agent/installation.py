@@ -29,7 +29,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
-from patchkit.frozen import Texts, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
@@ -316,7 +316,7 @@ def _describe_venv(path: Path, wheels: Iterable[str]) -> InstalledVenv:
     if absent := sorted(projects - {*homes}):
         raise HostError(f"{path}: {absent[0]} is not installed", hint=_AGAIN)
 
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     if "torch" in homes:
         answer = find_loaded_nccl(str(path / "bin" / "python"), os.environ)
         fields["warnings"] = answer.warnings

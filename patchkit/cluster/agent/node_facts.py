@@ -26,7 +26,7 @@ from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import read_json
-from patchkit.frozen import Texts, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError, record
@@ -194,7 +194,7 @@ def examine(
     ports: Sequence[int],
     folders: Sequence[str],
     **asked: Any,
-) -> dict[str, Any]:
+) -> Fields:
     """Return this node's facts, state, processes, listeners, disks, health and Python, by name.
 
     ``asked`` are ``image`` and ``variables`` as for ``look_at_node``. A part that fails is missing:
@@ -236,7 +236,7 @@ def meet(
     addresses: Sequence[str],
     peers: Sequence[tuple[str, str]],
     models: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Fields:
     """Return the ways to other nodes, a head's links by ssh, and the contents of models' folders.
 
     The parts are by name, with ``errors`` as in ``examine``. ``addresses`` are those of the other
@@ -250,7 +250,7 @@ def meet(
     return _ask_together(parts)
 
 
-def _ask_together(parts: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
+def _ask_together(parts: Mapping[str, Callable[[], object]]) -> Fields:
     """Return the values of the parts by name; ``errors`` has the errors of the other parts."""
     answer, failures = run_parts(parts, (PatchkitError, OSError, ValueError))
 

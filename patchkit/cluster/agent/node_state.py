@@ -28,7 +28,7 @@ from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_stat
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import read_json
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
@@ -159,7 +159,7 @@ def _last_kill_of_watch(unit: str) -> str:
     return kill
 
 
-def read_settings(name: str) -> dict[str, Any]:
+def read_settings(name: str) -> Fields:
     """Return the content of ``group.json`` of a cluster's last start here, {} if there is none."""
     with suppress(OSError, ValueError):
         file = config_folder(name) / "group.json"
@@ -275,7 +275,7 @@ def compile_modules(
     name: str,
     python: str,
     script: str,
-    calls: list[dict[str, Any]],
+    calls: list[Fields],
     variables: Values,
 ) -> Generator[tuple[int, int], None, tuple[bool, list[str]]]:
     """Let ``python`` run ``script``, which compiles modules of FlashInfer: ``calls`` is its input.

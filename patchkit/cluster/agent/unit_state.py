@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Fields, Texts, frozen
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
@@ -75,9 +74,7 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
 def _read_unit(block: str) -> UnitState:
     """Return the state of a unit from a block of lines PROPERTY=VALUE."""
     values = dict(line.partition("=")[::2] for line in block.splitlines())
-    fields: dict[str, Any] = {
-        name: values.get(key, "") for name, key in _PROPERTIES.items()
-    }
+    fields: Fields = {name: values.get(key, "") for name, key in _PROPERTIES.items()}
 
     if fields["sub"].startswith("auto-restart"):
         fields["sub"] = "auto-restart"  # systemd 254 has auto-restart-queued as well

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import HostError, StorageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.process import run
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
@@ -47,7 +46,7 @@ class Benchmark:
     seconds: float = _LONGEST_MEASUREMENT
 
 
-def run_benchmark(benchmark: Benchmark, place: Path) -> dict[str, Any]:
+def run_benchmark(benchmark: Benchmark, place: Path) -> Fields:
     """Run `vllm bench serve`; write its result to ``place``, complete or not at all, and return it.
 
     Raises HostError if the benchmark fails, or if a request was not answered; StorageError if the
@@ -65,7 +64,7 @@ def run_benchmark(benchmark: Benchmark, place: Path) -> dict[str, Any]:
     )
 
     try:
-        result = read_json(dict[str, Any], read_text(part))
+        result = read_json(Fields, read_text(part))
     except RecordError as error:
         raise StorageError(f"{part}: no result of the benchmark: {error}") from None
     completed = result.get("completed")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from patchkit.errors import UsageError
 from patchkit.foreign import positive_number
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Fields, frozen, positional
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 
@@ -157,14 +157,14 @@ def read_series(folder: Path) -> list[Series]:
     return all_series
 
 
-def _read_object(place: Path) -> dict[str, Any]:
+def _read_object(place: Path) -> Fields:
     try:
-        return read_json(dict[str, Any], read_text(place, hint=_RESULTS))
+        return read_json(Fields, read_text(place, hint=_RESULTS))
     except RecordError as error:
         raise UsageError(f"{place}: {error}", hint=_RESULTS) from None
 
 
-def read_conditions(folder: Path) -> dict[str, Any]:
+def read_conditions(folder: Path) -> Fields:
     """Return the setup in which a folder's figures were measured.
 
     Raises UsageError if its file is no JSON object.

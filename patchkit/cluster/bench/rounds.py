@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.bench.figures import CONDITIONS, result_file, result_files
@@ -14,7 +13,7 @@ from patchkit.cluster.bench.variants import PlannedVariant
 from patchkit.cluster.launch.up import StartWatcher, serve_model
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, UsageError, translated
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.process import attempt
 
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm').name"
@@ -29,7 +28,7 @@ class BenchPlan:
     loads: Sequence[BenchLoad]
     rounds: int
     folder: Path
-    conditions: dict[str, Any]
+    conditions: Fields
     tokenizer: str = ""
 
     def turns(self) -> Iterator[tuple[int, PlannedVariant]]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
 
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
@@ -15,7 +14,7 @@ from patchkit.cluster.bench.benchmark import BenchLoad
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import Texts, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -98,7 +97,7 @@ def describe_conditions(
     model: str,
     variants: Sequence[PlannedVariant],
     loads: Sequence[BenchLoad],
-) -> dict[str, Any]:
+) -> Fields:
     """Return the setup as values for JSON, without addresses, names of machines and secrets.
 
     Raises UsageError if two variants have the same name.
@@ -119,7 +118,7 @@ def describe_conditions(
     }
 
 
-def _describe_machine(host: Host) -> dict[str, Any]:
+def _describe_machine(host: Host) -> Fields:
     """Return the hardware and the system of a machine, without its name."""
     machine = asdict(host.system)
     del machine["hostname"]
@@ -127,7 +126,7 @@ def _describe_machine(host: Host) -> dict[str, Any]:
     return {"gpus": list(map(asdict, host.gpus)), **machine, "memory": memory}
 
 
-def _describe_variant(variant: PlannedVariant) -> dict[str, Any]:
+def _describe_variant(variant: PlannedVariant) -> Fields:
     # The name of a variable tells whether its value is a secret.
     settings = [_mask(f"{name}={value}") for name, value in variant.shared.items()]
     return {

@@ -16,7 +16,6 @@ from collections.abc import (
 )
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.models.hashing import HASH, hash_findings
 from patchkit.cluster.models.model_files import (
@@ -35,7 +34,7 @@ from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Findings, Level
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
 
@@ -316,7 +315,7 @@ def _read_whole_size(path: Path) -> int:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header = file.read(min(length, _LONGEST_HEADER))
 
-    tensors = read_json(dict[str, Any], header)
+    tensors = read_json(Fields, header)
     tensors.pop("__metadata__", None)
     end = 0
     for tensor in tensors.values():

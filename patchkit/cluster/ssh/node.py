@@ -22,7 +22,7 @@ from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_command, ssh_error, s
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.foreign import read_json
-from patchkit.frozen import positional
+from patchkit.frozen import Fields, positional
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class Remote:
     def _ask(
         self,
         function: Callable[..., Any],
-        arguments: dict[str, Any],
+        arguments: Fields,
         limits: FollowLimits,
     ) -> Generator[Any, None, Any]:
         """Yield the parts of a function's generator on the machine; return the result."""

@@ -12,6 +12,7 @@ from itertools import dropwhile
 from pathlib import Path, PurePath
 from typing import Any
 
+from patchkit.frozen import Fields
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 from patchkit.runtime.check.commands import CommandReader, Place
@@ -102,7 +103,7 @@ class _YamlReader:
         elif node.id == "mapping":
             self._read_mapping(_read_fields(node), node, block)
 
-    def _read_mapping(self, fields: dict[str, Any], node: Any, block: int) -> None:
+    def _read_mapping(self, fields: Fields, node: Any, block: int) -> None:
         if not fields.keys().isdisjoint(_CONTAINER_KEYS):
             block = _line_of(node)
         place = self._read_image(fields, block)
@@ -115,7 +116,7 @@ class _YamlReader:
 
         self._read_command(fields, place)
 
-    def _read_image(self, fields: dict[str, Any], block: int) -> Place:
+    def _read_image(self, fields: Fields, block: int) -> Place:
         """Add the image of a container, if it has one, and return the place of its commands."""
         nodes = [fields[key] for key in _KEYS["images"] if key in fields]
         if not nodes or not _is_scalar(nodes[0]):
@@ -165,7 +166,7 @@ class _YamlReader:
             variable = Assignment(_line_of(value), name.value, value.value, block)
             content.variables.append(variable)
 
-    def _read_command(self, fields: dict[str, Any], place: Place) -> None:
+    def _read_command(self, fields: Fields, place: Place) -> None:
         """Read the command of a container: entrypoint and arguments, or the text of a script."""
         nodes = [fields[key] for key in _KEYS["commands"] if key in fields]
         nodes = [node for node in nodes if node.id != "mapping" and node.value]
@@ -197,7 +198,7 @@ def _read_words(node: Any) -> list[Word]:
     return [Word(item.value, _text_line(item)) for item in items]
 
 
-def _read_fields(node: Any) -> dict[str, Any]:
+def _read_fields(node: Any) -> Fields:
     """Return key → node for a mapping, {} for any other node."""
     if node is None or node.id != "mapping":
         return {}

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from patchkit.errors import HostError
 from patchkit.foreign import read_json
-from patchkit.frozen import Values, positional
+from patchkit.frozen import Fields, Values, positional
 from patchkit.process import attempt
 from patchkit.runtime.host.host import (
     Address,
@@ -193,7 +193,7 @@ def _read_addresses(reader: Reader) -> dict[str, _KernelLink]:
     return links
 
 
-def _read_address(row: dict[str, Any]) -> Address:
+def _read_address(row: Fields) -> Address:
     interface = ipaddress.ip_interface(f"{row['local']}/{row['prefixlen']}")
     return Address(
         address=str(interface.ip),

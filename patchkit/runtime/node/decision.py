@@ -8,9 +8,8 @@ installed vLLM, for the names of its variables.
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Any
 
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import (
     FlashInfer,
@@ -275,7 +274,7 @@ def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
     if not _is_from_head(options, file):
         texts.append("target")  # each node has its own
 
-    filled: dict[str, Any] = {}
+    filled: Fields = {}
     for name in texts:
         filled[name] = _without_auto(getattr(options, name)) or facts.get(name, "")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from patchkit import errors
 from patchkit.errors import SourceError, UsageError
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.vllm_names import variable_readers
 
@@ -160,7 +160,7 @@ class Table:
 @cache
 def read_env_data(name: str) -> Mapping[str, Any]:
     """Return the contents of ``recipes/env/NAME.toml``. Raises UsageError if it is malformed."""
-    return read_toml(dict[str, Any], _HOME / f"{name}.toml")
+    return read_toml(Fields, _HOME / f"{name}.toml")
 
 
 @cache

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.spelling import nearest_hint
@@ -169,7 +169,7 @@ def adapt_to_release(entry: G, vllm: str) -> G:
     """Return an entry with its text for a release of vLLM, unchanged if the release is ""."""
     for bounds, text in entry.by_release.items():
         if vllm and within(vllm, bounds):
-            changed: dict[str, Any] = {entry.text_field: text}
+            changed: Fields = {entry.text_field: text}
             return replace(entry, **changed)
 
     return entry

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import DriftError, UsageError
-from patchkit.frozen import Values, frozen, positional
+from patchkit.frozen import Fields, Values, frozen, positional
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
@@ -313,7 +312,7 @@ def _find_lack(flag: ServeFlag, vllm: str, home: Path | None) -> str:
 
     values = {flag.flag: flag.value}
     if flag.flag == DRAFTING:
-        for key, setting in read_json(dict[str, Any], flag.value).items():
+        for key, setting in read_json(Fields, flag.value).items():
             # A key may have a flag's name, for example to choose kernels for the drafting model. So
             # its value is also checked as that flag's.
             values[f"{DRAFTING}.{key}"] = str(setting)

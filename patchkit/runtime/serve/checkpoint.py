@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import read_json
 from patchkit.units import BYTES_PER_GIB
 
@@ -90,7 +90,7 @@ def find_checkpoint(model: str, environment: Values) -> Checkpoint | None:
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
     """Read the checkpoint in a folder. Raises one of ``_NO_CHECKPOINT`` if it cannot be used."""
-    config = read_json(dict[str, Any], (folder / "config.json").read_bytes())
+    config = read_json(Fields, (folder / "config.json").read_bytes())
     # text_config may name other architectures, but those of the whole model count.
     architectures = tuple(config.get("architectures") or ())
     config |= {**config.get("text_config", {}), "architectures": architectures}
@@ -124,7 +124,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _read_headers(folder: Path) -> dict[str, Any]:
+def _read_headers(folder: Path) -> Fields:
     """Return tensor → its safetensors header: type, shape and offsets.
 
     Raises ValueError if there are not as many files as their names say (``00001-of-00004``), or if
@@ -133,7 +133,7 @@ def _read_headers(folder: Path) -> dict[str, Any]:
     # Take all files only if none is called model*: some repositories have the same weights again
     # as consolidated.safetensors.
     paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
-    headers: dict[str, Any] = {}
+    headers: Fields = {}
     for path in paths:
         count = _FILE_COUNT.search(path.name)
         if count and int(count[1]) != len(paths):
@@ -141,9 +141,7 @@ def _read_headers(folder: Path) -> dict[str, Any]:
 
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            headers |= read_json(
-                dict[str, Any], file.read(min(length, _LONGEST_HEADER))
-            )
+            headers |= read_json(Fields, file.read(min(length, _LONGEST_HEADER)))
 
     headers.pop("__metadata__", None)
     return headers
