@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from patchkit.edit.cmake import Branch, Command, commands
 from patchkit.errors import DriftError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.source.tree import SourceTree
 
 ROOT_FILE = "CMakeLists.txt"
@@ -88,6 +88,132 @@ class External:
         return re.fullmatch(r"[0-9a-f]{40}", self.pin) is not None
 
 
+@positional
+class _Reached:
+    """A command that a CUDA build reaches, with its file, and all that are reached there."""
+
+    path: str
+    call: Command
+    calls: tuple[Command, ...]
+
+    def unseen(self, problem: str) -> DriftError:
+        """Return the error for a fetch in a form that patchkit does not know."""
+        return DriftError(
+            f"{self.path}:{self.call.line}: {problem}",
+            why="the release fetches a source in a way that patchkit has not seen, so nothing can "
+            "be handed in for it and the build would need the network",
+            hint=_HINT,
+        )
+
+    def entered_file(self, tree: SourceTree) -> str:
+        """Return the file that an ``include`` or ``add_subdirectory`` reads, "" for other commands.
+
+        "" is also returned for a module of CMake's own. Raises DriftError if the tree has no such
+        file.
+        """
+        if (
+            self.call.name not in ("include", "add_subdirectory")
+            or not self.call.arguments
+        ):
+            return ""
+
+        value = self.call.arguments[0].value
+        if value.startswith(_HERE):
+            value = str(PurePosixPath(self.path).parent / value.partition("/")[2])
+        elif value.startswith(_ROOT):
+            value = value.partition("/")[2]
+        if self.call.name == "add_subdirectory":
+            value = f"{value}/{ROOT_FILE}"
+        elif re.fullmatch(r"\w+", value):
+            return ""
+
+        if "$" in value or not tree.exists(value):
+            raise self.unseen(f"{self.call.name}({value}) leads to no file of the tree")
+        return value
+
+    def external(self) -> External | None:
+        """Return the source that a command fetches, None if it fetches nothing.
+
+        Raises DriftError if the command fetches something in an unknown way.
+        """
+        if _fetches_unseen(self.call):
+            raise self.unseen(f"{self.call.name} fetches something in an unknown way")
+
+        if self.call.name not in _DECLARING:
+            return None
+
+        places = _PLACES.intersection(self.call.values)
+        is_local = (
+            "SOURCE_DIR" in self.call.values
+            and self.call.name == "fetchcontent_declare"
+        )
+        # fetchcontent_populate(NAME): the declaration of NAME, above, is examined on its own.
+        is_named_again = len(self.call.values) == 1
+        if not places and (is_local or is_named_again):
+            return None
+
+        if places != {"GIT_REPOSITORY"}:
+            raise self.unseen(f"{self.call.values[0]} is not fetched with git")
+        return self._declared()
+
+    def _declared(self) -> External:
+        values = self.call.values
+        texts = self._texts_before()
+
+        def field(keyword: str) -> Texts:
+            behind = values[values.index(keyword) + 1 :] if keyword in values else []
+            words = itertools.takewhile(lambda value: value not in _KEYWORDS, behind)
+            resolved = tuple(_fill_in(word, texts) for word in words)
+
+            if any("$" in value for value in resolved):
+                raise self.unseen(f"{keyword} is not set to one text in this file")
+            return resolved
+
+        pin = field("GIT_TAG")
+        if not pin:
+            raise self.unseen(f"{values[0]} has no GIT_TAG: any commit could come")
+
+        return External(
+            name=values[0],
+            variable=self._override(),
+            url=field("GIT_REPOSITORY")[0].removesuffix(".git"),
+            pin=pin[0],
+            submodules=field("GIT_SUBMODULES") if "GIT_SUBMODULES" in values else None,
+            path=self.path,
+            line=self.call.line,
+        )
+
+    def _texts_before(self) -> Mapping[str, Collection[str]]:
+        """Return variable → every text to which a ``set`` before the command sets the variable."""
+        texts: defaultdict[str, set[str]] = defaultdict(set)
+        start = self.call.start
+        for former in self.calls:
+            match former.values:
+                case [name, text, *_] if former.name == "set" and former.start < start:
+                    texts[name].add(text)
+        return texts
+
+    def _override(self) -> str:
+        """Return the environment variable that, if set, names a folder to use instead of the fetch.
+
+        The release asks for the variable with ``if(NAME)`` or ``if(DEFINED ENV{NAME})`` and fetches
+        in the ``else``. Raises DriftError if the fetch is in the ``else`` of no such condition.
+        """
+        environment = {
+            name for command in self.calls for name in _environment_copy(command)
+        }
+        for branch in self.call.block:
+            for condition in branch.excluded:
+                match condition:
+                    case [name] if name in environment:
+                        return name
+                    case ["DEFINED", name] if name.startswith("ENV{"):
+                        return name.removeprefix("ENV{").removesuffix("}")
+
+        name = self.call.values[0]
+        raise self.unseen(f"no variable names a folder to use for {name}")
+
+
 def externals(tree: SourceTree) -> tuple[External, ...]:
     """Return every source that configuring a CUDA build fetches, in the order of the files.
 
@@ -98,13 +224,13 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
 
     for path, calls in _read_files(tree).items():
         for call in calls:
-            external = _find_external(path, call, calls)
+            reached = _Reached(path, call, calls)
+            external = reached.external()
             if external is None:
                 continue
 
             if external.name in sources:
-                problem = f"{external.name} is fetched twice"
-                raise _unseen_form(path, call.line, problem)
+                raise reached.unseen(f"{external.name} is fetched twice")
             sources[external.name] = external
     return tuple(sources.values())
 
@@ -119,35 +245,12 @@ def _read_files(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
             continue
 
         calls = commands(tree.read(path), path)
-        files[path] = tuple(call for call in calls if for_cuda(call.block))
+        reached = tuple(call for call in calls if for_cuda(call.block))
+        files[path] = reached
 
-        entered = (_entered_file(tree, path, call) for call in files[path])
+        entered = (_Reached(path, call, reached).entered_file(tree) for call in reached)
         waiting += filter(None, entered)
     return files
-
-
-def _entered_file(tree: SourceTree, path: str, call: Command) -> str:
-    """Return the file that an ``include`` or ``add_subdirectory`` reads, "" for other commands.
-
-    "" is also returned for a module of CMake's own. Raises DriftError if the tree has no such file.
-    """
-    if call.name not in ("include", "add_subdirectory") or not call.arguments:
-        return ""
-
-    value = call.arguments[0].value
-    if value.startswith(_HERE):
-        value = str(PurePosixPath(path).parent / value.partition("/")[2])
-    elif value.startswith(_ROOT):
-        value = value.partition("/")[2]
-    if call.name == "add_subdirectory":
-        value = f"{value}/{ROOT_FILE}"
-    elif re.fullmatch(r"\w+", value):
-        return ""
-
-    if "$" in value or not tree.exists(value):
-        problem = f"{call.name}({value}) leads to no file of the tree"
-        raise _unseen_form(path, call.line, problem)
-    return value
 
 
 def for_cuda(block: tuple[Branch, ...]) -> bool:
@@ -186,88 +289,12 @@ def _condition_holds(condition: Texts) -> bool | None:
     return None
 
 
-def _find_external(
-    path: str,
-    call: Command,
-    calls: tuple[Command, ...],
-) -> External | None:
-    """Return the source that a command fetches, None if it fetches nothing.
-
-    Raises DriftError if the command fetches something in an unknown way.
-    """
-    if _fetches_unseen(call):
-        problem = f"{call.name} fetches something in an unknown way"
-        raise _unseen_form(path, call.line, problem)
-
-    if call.name not in _DECLARING:
-        return None
-
-    places = _PLACES.intersection(call.values)
-    is_local = "SOURCE_DIR" in call.values and call.name == "fetchcontent_declare"
-    # fetchcontent_populate(NAME): the declaration of NAME, above, is examined on its own.
-    is_named_again = len(call.values) == 1
-    if not places and (is_local or is_named_again):
-        return None
-
-    if places != {"GIT_REPOSITORY"}:
-        problem = f"{call.values[0]} is not fetched with git"
-        raise _unseen_form(path, call.line, problem)
-    return _declared_external(path, call, calls)
-
-
 def _fetches_unseen(call: Command) -> bool:
     if call.name in _FOREIGN:
         return True
     if call.name in _RUNNING:
         return _GETTERS.search(" ".join(call.values)) is not None
     return call.name == "file" and call.values[:1] == ("DOWNLOAD",)
-
-
-def _declared_external(
-    path: str,
-    call: Command,
-    calls: tuple[Command, ...],
-) -> External:
-    values = call.values
-    texts = _texts_before(call, calls)
-
-    def field(keyword: str) -> Texts:
-        behind = values[values.index(keyword) + 1 :] if keyword in values else []
-        words = itertools.takewhile(lambda value: value not in _KEYWORDS, behind)
-        resolved = tuple(_fill_in(word, texts) for word in words)
-
-        if any("$" in value for value in resolved):
-            problem = f"{keyword} is not set to one text in this file"
-            raise _unseen_form(path, call.line, problem)
-        return resolved
-
-    pin = field("GIT_TAG")
-    if not pin:
-        problem = f"{values[0]} has no GIT_TAG: any commit could come"
-        raise _unseen_form(path, call.line, problem)
-
-    return External(
-        name=values[0],
-        variable=_find_override(path, call, calls),
-        url=field("GIT_REPOSITORY")[0].removesuffix(".git"),
-        pin=pin[0],
-        submodules=field("GIT_SUBMODULES") if "GIT_SUBMODULES" in values else None,
-        path=path,
-        line=call.line,
-    )
-
-
-def _texts_before(
-    call: Command,
-    calls: tuple[Command, ...],
-) -> Mapping[str, Collection[str]]:
-    """Return variable → every text to which a ``set`` before the command sets the variable."""
-    texts: defaultdict[str, set[str]] = defaultdict(set)
-    for former in calls:
-        match former.values:
-            case [name, text, *_] if former.name == "set" and former.start < call.start:
-                texts[name].add(text)
-    return texts
 
 
 def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
@@ -280,25 +307,6 @@ def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
     return _REFERENCE.sub(text, word)
 
 
-def _find_override(path: str, call: Command, calls: tuple[Command, ...]) -> str:
-    """Return the environment variable that, if set, names a folder to use instead of the fetch.
-
-    The release asks for the variable with ``if(NAME)`` or ``if(DEFINED ENV{NAME})`` and fetches in
-    the ``else``. Raises DriftError if the fetch is in the ``else`` of no such condition.
-    """
-    environment = {name for command in calls for name in _environment_copy(command)}
-    for branch in call.block:
-        for condition in branch.excluded:
-            match condition:
-                case [name] if name in environment:
-                    return name
-                case ["DEFINED", name] if name.startswith("ENV{"):
-                    return name.removeprefix("ENV{").removesuffix("}")
-
-    name = call.values[0]
-    raise _unseen_form(path, call.line, f"no variable names a folder to use for {name}")
-
-
 def _environment_copy(call: Command) -> Iterator[str]:
     """Yield NAME if the command is ``set(NAME $ENV{NAME})`` within ``if(DEFINED ENV{NAME})``."""
     match call.values:
@@ -306,12 +314,3 @@ def _environment_copy(call: Command) -> Iterator[str]:
             condition = ("DEFINED", f"ENV{{{name}}}")
             if any(branch.condition == condition for branch in call.block):
                 yield name
-
-
-def _unseen_form(path: str, line: int, problem: str) -> DriftError:
-    return DriftError(
-        f"{path}:{line}: {problem}",
-        why="the release fetches a source in a way that patchkit has not seen, so nothing can be "
-        "handed in for it and the build would need the network",
-        hint=_HINT,
-    )
