@@ -13,7 +13,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.paths import is_file, place_of
 from patchkit.durable.staging import make_folders
 from patchkit.errors import DriftError, translated
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.patching.fix import Request, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -139,7 +139,7 @@ def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
     )
 
 
-def _check_unedited(tree: SourceTree, state: Path, ledger: Ledger) -> dict[str, str]:
+def _check_unedited(tree: SourceTree, state: Path, ledger: Ledger) -> Values:
     """Return the sha256 of every patched file. Raises DriftError if one was edited afterwards."""
     digests = {}
     edited = []

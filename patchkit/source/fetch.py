@@ -377,7 +377,7 @@ def _host_of(url: str) -> str:
     return re.split(r"[/?#]", location, maxsplit=1)[0]
 
 
-def pip_settings() -> dict[str, str]:
+def pip_settings() -> Values:
     """Return pip's settings, such as ``index-url``, by name; {} if pip is not installed.
 
     Environment variables (``PIP_INDEX_URL``) override pip's configuration files. As in pip, an

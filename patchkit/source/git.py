@@ -19,7 +19,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Completed, Resources
-from patchkit.frozen import positional
+from patchkit.frozen import Values, positional
 from patchkit.process import attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -151,7 +151,7 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     return tuple(submodules)
 
 
-def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
+def _submodule_urls(repository: Path, commit: str) -> Values:
     """Return path → URL for the submodules in .gitmodules."""
     parser = configparser.RawConfigParser(strict=False)
     blob = f"{commit}:.gitmodules"

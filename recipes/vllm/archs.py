@@ -114,7 +114,7 @@ def _require_lists(groups: Iterable[Group], texts: Values) -> None:
             )
 
 
-def cmake_texts(tree: SourceTree) -> dict[str, str]:
+def cmake_texts(tree: SourceTree) -> Values:
     """Return path → text of the CMake files that decide arch lists."""
     paths = [ROOT_FILE, *tree.glob(HELPER_FILES), *tree.glob(EXTERNAL_FILES)]
     return {path: tree.read(path) for path in paths}

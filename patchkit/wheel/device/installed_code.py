@@ -44,7 +44,7 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
     }
 
 
-def _environment_of(process: int) -> dict[str, str]:
+def _environment_of(process: int) -> Values:
     text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
     environment = {}
     for entry in text.split("\0"):

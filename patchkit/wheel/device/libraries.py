@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from patchkit.elf import by_version
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Findings, finding
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import read_toml
@@ -221,7 +221,7 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     )
 
 
-def needed_versions(binaries: Sequence[Binary]) -> dict[str, str]:
+def needed_versions(binaries: Sequence[Binary]) -> Values:
     """Return family → highest symbol version that a library needs: ``GLIBC`` → ``GLIBC_2.34``."""
     highest = {}
     for family in ("GLIBC", "GLIBCXX", "CXXABI"):

@@ -13,7 +13,7 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile, WheelName, record_digest
 
@@ -38,7 +38,7 @@ class WheelMetadata:
     faults: Texts
 
     @property
-    def pins(self) -> dict[str, str]:
+    def pins(self) -> Values:
         """Return project → version for each requirement with ``==`` that belongs to no extra."""
         pins: dict[str, str] = {}
         for requirement in self.requires:
@@ -55,7 +55,7 @@ class WheelMetadata:
         return pins
 
     @property
-    def decisive_pins(self) -> dict[str, str]:
+    def decisive_pins(self) -> Values:
         """Return the pins of the projects that ``wheel_rules.toml`` lists as decisive.
 
         They decide which wheels fit together.

@@ -253,7 +253,7 @@ def log_line(root: Path, line: str) -> None:
         log.write(f"{line}\n")
 
 
-def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
+def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> Values:
     """Return the environment of vLLM's setup.py, CMake and the compilers."""
     variables = clean_environment(root)
     path = variables["PATH"]

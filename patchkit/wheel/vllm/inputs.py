@@ -177,7 +177,7 @@ class Gathered:
     installed: tuple[Wanted, ...] = ()
 
     @property
-    def licenses(self) -> dict[str, str]:
+    def licenses(self) -> Values:
         """Return option → SPDX expression for each source whose licence files name exactly one."""
         licenses = {}
         for option, texts in self.notices.items():
@@ -189,7 +189,7 @@ class Gathered:
         return licenses
 
 
-def parse_given(texts: Sequence[str]) -> dict[str, str]:
+def parse_given(texts: Sequence[str]) -> Values:
     """Return option → WHAT of texts ``OPTION=WHAT``, the values of ``--source``.
 
     Raises UsageError for a text of another form, or an option that no source has.
@@ -351,7 +351,7 @@ def _copy_folder(source: Path, inner: str, dest: Path) -> None:
     shutil.copytree(source, dest, symlinks=True, ignore=_ASIDE)
 
 
-def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
+def notices(source: Path, files: Iterable[str]) -> Values:
     """Return file name → text of the licence files of a source, sorted by name.
 
     A source that comes from a wheel may have none: then the comment with a copyright at the top of

@@ -222,7 +222,7 @@ def choose_idle(
     without: Collection[str],
     extensions: Collection[str],
     given: Values,
-) -> dict[str, str]:
+) -> Values:
     """Return option → reason for each source that the device does not need.
 
     Raises UsageError or DriftError if the tree cannot be built with these options.

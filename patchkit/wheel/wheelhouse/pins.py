@@ -16,7 +16,7 @@ from packaging.version import Version
 from patchkit.durable.paths import is_file
 from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.finding import Finding, Findings, finding
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.quoting import quoted
 from patchkit.source.project import projects
 from patchkit.source.releases import ExactPin, load_facts
@@ -304,7 +304,7 @@ class _NodeWheels:
             if requirement.marker is None or requirement.marker.evaluate(environment):
                 yield requirement
 
-    def _marker_environment(self) -> dict[str, str]:
+    def _marker_environment(self) -> Values:
         # With "", requirements of extras do not count.
         environment = {"platform_machine": self.cpu, "extra": ""}
         for wheel in self.wheels:

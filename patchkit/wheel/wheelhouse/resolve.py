@@ -26,7 +26,7 @@ from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.follow import Completed
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
@@ -126,7 +126,7 @@ def is_offline() -> bool:
     return pip_settings().get("no-index", "").lower() in _YES
 
 
-def _uv_environment(folders: Iterable[Path]) -> dict[str, str]:
+def _uv_environment(folders: Iterable[Path]) -> Values:
     """Return the environment variables for uv, with pip's settings.
 
     ``folders`` hold wheels beside those that pip's settings name. Variables of the user that begin

@@ -236,7 +236,7 @@ class Override:
         """Return a phrase with both versions and the release that has the pin, in ASCII."""
         return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
 
-    def fields(self) -> dict[str, str]:
+    def fields(self) -> Values:
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
 
@@ -367,7 +367,7 @@ def listed_manifest(house: Path) -> Manifest:
     return Manifest(wheels=read.wheels, overrides=read.overrides)
 
 
-def write_documents(manifest: Manifest) -> dict[str, str]:
+def write_documents(manifest: Manifest) -> Values:
     """Return name → text of the three documents. Equal manifests give equal texts."""
     wheels = sorted(manifest.wheels, key=lambda entry: entry.name)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)

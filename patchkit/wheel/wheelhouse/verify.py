@@ -251,7 +251,7 @@ def verify_wheelhouse(house: Path) -> Verified:
     )
 
 
-def _deciding_versions(wheels: Sequence[ListedWheel]) -> dict[str, str]:
+def _deciding_versions(wheels: Sequence[ListedWheel]) -> Values:
     """Return project → version for built wheels, and for torch, triton and NCCL."""
     versions = {}
     for wheel in wheels:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from patchkit.frozen import Values
 from patchkit.recipes.vllm import kit
 
 _ROOT = "CMakeLists.txt"
@@ -60,7 +61,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def _list_units(
-    texts: dict[str, str], request: kit.Request
+    texts: Values, request: kit.Request
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
     """Yield the place of each list that has to name the arch, and its edits: none if it does."""
     hands_on = _hands_on(texts[_UTILS])
@@ -103,7 +104,7 @@ def _widen_item(entry: kit.ArchList, item: str, request: kit.Request) -> kit.Edi
 
 
 def _condition_units(
-    texts: dict[str, str], request: kit.Request
+    texts: Values, request: kit.Request
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
     utils = texts[_UTILS]
     if _hands_on(utils):
