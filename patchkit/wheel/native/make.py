@@ -197,7 +197,7 @@ def _new_pieces(
     group: Sequence[CodeEntry],
     codes: Mapping[int, Task],
     target: Target,
-) -> list[bytes]:
+) -> Sequence[bytes]:
     """Return the bytes of a new fat binary, in pieces: the assembled one, or the old one reduced.
 
     If the device loads machine code of the old one, its other entries are left out.

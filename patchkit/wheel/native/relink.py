@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -48,7 +48,7 @@ _PHOFF = 32
 _SHOFF = 40
 _PHNUM = 56
 
-FatBinaries = Mapping[int, Sequence[bytes]]
+FatBinaries = dict[int, Sequence[bytes]]
 """The offset of each fat binary of the section in the file → its new bytes, in pieces."""
 
 
@@ -124,7 +124,7 @@ def _write_relinked(
     old: mmap.mmap,
     dest: Path,
     tables: _Tables,
-    codes: dict[int, Sequence[bytes]],
+    codes: FatBinaries,
 ) -> None:
     code = tables.code
     pointers = _find_pointers(old, tables, codes)
@@ -156,7 +156,7 @@ def _write_relinked(
 def _find_pointers(
     old: mmap.mmap,
     tables: _Tables,
-    codes: dict[int, Sequence[bytes]],
+    codes: FatBinaries,
 ) -> dict[int, list[int]]:
     """Return offset of a fat binary → the file offsets at which its address is written.
 
