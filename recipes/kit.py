@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patchkit.edit.cmake import add_list_item, commands, remove_list_items
 from patchkit.edit.python import swap, wrap
-from patchkit.edit.splice import Edit, together
+from patchkit.edit.splice import Edit, Edits, together
 from patchkit.edit.text import (
     absent,
     altered,

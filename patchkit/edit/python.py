@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from patchkit.edit.splice import Edit
+from patchkit.edit.splice import Edit, Edits
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
 from patchkit.reading import parse_python
@@ -30,7 +30,7 @@ def swap(
     after: str,
     *,
     note: str,
-) -> list[Edit]:
+) -> Edits:
     """Return the edit that turns ``before`` into ``after``; ``[]`` if ``scope`` has ``after``.
 
     Raises DriftError unless exactly one of ``before`` and ``after`` is found, and once; AbsentError
@@ -71,7 +71,7 @@ def wrap(
     using: str,
     *,
     note: str,
-) -> list[Edit]:
+) -> Edits:
     """Return the edits of ``swap``, and one that inserts the function ``using`` before ``scope``.
 
     ``using`` is the code of a new function, which ``after`` calls. Return ``[]`` if both edits are

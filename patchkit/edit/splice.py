@@ -26,6 +26,9 @@ class Edit:
     creates: bool = False
 
 
+Edits = list[Edit]
+
+
 def splice(text: str, edits: Iterable[Edit]) -> str:
     """Apply edits of one file to its text. Raises DriftError if two of them overlap."""
     # Sorted by stop as well, so that an insertion precedes a replacement at the same place.
@@ -49,13 +52,13 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
     return "".join(parts)
 
 
-def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
+def together(*places: Callable[[], Edits]) -> Edits:
     """Return the edits of several ``places``, of which a release has all or none.
 
     A place is a function that raises AbsentError if its code is missing. Raises AbsentError if all
     of them do. If only some do, raises MissingError, or DriftError if the others are edited.
     """
-    edits: list[Edit] = []
+    edits: Edits = []
     missing: list[AbsentError] = []
     for place in places:
         try:

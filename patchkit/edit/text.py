@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from patchkit.edit.splice import Edit, line_of
+from patchkit.edit.splice import Edit, Edits, line_of
 from patchkit.errors import AbsentError, DriftError, MissingError
 
 HINT = "restore the file from the release, or leave this fix out with --without"
@@ -19,7 +19,7 @@ def swap_text(
     *,
     note: str,
     within: tuple[int, int] | None = None,
-) -> list[Edit]:
+) -> Edits:
     """Return the edit that turns ``before`` into ``after``; ``[]`` if the text has ``after``.
 
     ``within`` limits the search to a span of offsets. Raises DriftError unless exactly one of
@@ -39,7 +39,7 @@ def swap_text(
     raise drift(path, text, before, spots, done)
 
 
-def new_file(path: str, present: str | None, text: str, *, note: str) -> list[Edit]:
+def new_file(path: str, present: str | None, text: str, *, note: str) -> Edits:
     """Return the edit that creates a file; ``[]`` if the file has this ``text`` already.
 
     ``present`` is the text of the file, None if there is no file. Raises DriftError if the file

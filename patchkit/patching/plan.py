@@ -10,7 +10,7 @@ from itertools import chain
 
 from packaging.version import Version
 
-from patchkit.edit.splice import Edit, git_diff, splice
+from patchkit.edit.splice import Edit, Edits, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, MissingError, UsageError
 from patchkit.frozen import frozen
 from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
@@ -372,7 +372,7 @@ def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
 
     Raises DriftError if an edit creates a file that exists or that another edit changes.
     """
-    edits_by_path: dict[str, list[Edit]] = {}
+    edits_by_path: dict[str, Edits] = {}
     for edit in edits:
         edits_by_path.setdefault(edit.path, []).append(edit)
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from patchkit.digests import digest
 from patchkit.durable.paths import is_file, is_plain, place_of
 from patchkit.durable.staging import ScratchFolder
-from patchkit.edit.splice import Edit
+from patchkit.edit.splice import Edit, Edits
 from patchkit.edit.text import new_file
 from patchkit.errors import DriftError, UsageError
 from patchkit.follow import Completed
@@ -302,7 +302,7 @@ def _look_at(patch: Patch, tree: SourceTree) -> Observation:
     if tree.kind == "installed":
         _require_installed(used, tree.project)
 
-    edits: list[Edit] = []
+    edits: Edits = []
     done: list[str] = []
     for file in used:
         file_edits = _edits_of(file, tree)
@@ -345,7 +345,7 @@ def _drift(what: str, why: str) -> DriftError:
     return DriftError(what, why=why, hint=_HINT)
 
 
-def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
+def _edits_of(file: FileDiff, tree: SourceTree) -> Edits:
     """Return the edits that a patch makes in a file, [] if the file has them already.
 
     Raises DriftError if the patch does not fit, or changes more than a text.

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from patchkit.edit.cmake import commands
 from patchkit.edit.python import parsed, span_of, swap
-from patchkit.edit.splice import Edit
+from patchkit.edit.splice import Edit, Edits
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.fix import Request
@@ -96,7 +96,7 @@ def leave_out(tree: SourceTree, sources: Iterable[KnownSource]) -> SourceTree:
     return tree
 
 
-def _replace_include(tree: SourceTree, source: KnownSource, text: str) -> list[Edit]:
+def _replace_include(tree: SourceTree, source: KnownSource, text: str) -> Edits:
     return swap_text(
         ROOT_FILE,
         tree.read(ROOT_FILE),
@@ -220,7 +220,7 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
     return with_edits(tree, tuple(edits))
 
 
-def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
+def _setup_edits(text: str, targets: Collection[str], note: str) -> Edits:
     """Return edits of setup.py that replace each statement that asks for a target by ``pass``.
 
     A statement is not just deleted, since it may be the only one of its branch.

@@ -60,9 +60,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-def _list_units(
-    texts: Values, request: kit.Request
-) -> Iterator[tuple[str, list[kit.Edit]]]:
+def _list_units(texts: Values, request: kit.Request) -> Iterator[tuple[str, kit.Edits]]:
     """Yield the place of each list that has to name the arch, and its edits: none if it does."""
     hands_on = _hands_on(texts[_UTILS])
     arch = request.arch_list
@@ -105,7 +103,7 @@ def _widen_item(entry: kit.ArchList, item: str, request: kit.Request) -> kit.Edi
 
 def _condition_units(
     texts: Values, request: kit.Request
-) -> Iterator[tuple[str, list[kit.Edit]]]:
+) -> Iterator[tuple[str, kit.Edits]]:
     utils = texts[_UTILS]
     if _hands_on(utils):
         return

@@ -106,7 +106,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-def _left_out(path: str, text: str, name: str) -> list[kit.Edit]:
+def _left_out(path: str, text: str, name: str) -> kit.Edits:
     """Return the edits that give a function no body where it is not reached."""
     start, stop = kit.region(path, text, f"void {name}(", _CLOSE)
     _, head = kit.region(path, text[start:stop], f"void {name}(", _OPEN)

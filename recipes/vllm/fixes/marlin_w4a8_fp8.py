@@ -22,7 +22,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the check in Python, and one in each C++ file that carries the message."""
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
 
-    def check_in_python() -> list[kit.Edit]:
+    def check_in_python() -> kit.Edits:
         text = tree.read(_PYTHON)
         form = (_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES)
         return [] if _FAMILY in text else kit.swap(*form, note="12.1 as well")

@@ -68,7 +68,7 @@ _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Look which of the files are there, by the names that the release itself makes of the keys."""
-    edits: list[kit.Edit] = []
+    edits: kit.Edits = []
     theirs = 0
     for config, path in zip(_CONFIGS, _config_paths(tree), strict=True):
         releases = SpecifierSet(config.upstream, prereleases=True)

@@ -146,7 +146,7 @@ def _places(tree: kit.SourceTree) -> tuple[str, list[_Place]]:
 
 def _wrapped(
     tree: kit.SourceTree, using: str, path: str, scope: str, *forms: tuple[str, str]
-) -> list[kit.Edit]:
+) -> kit.Edits:
     """Return the edits in the form that the code has. Raises DriftError about the first form."""
     trouble = None
     for form in forms:
