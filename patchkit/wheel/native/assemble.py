@@ -14,7 +14,7 @@ import shutil
 import struct
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -32,14 +32,13 @@ from patchkit.units import BYTES_PER_MIB
 from patchkit.wheel.build.machine import remove_stale
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
 from patchkit.wheel.device.fatbin import ENTRY, CodeEntry, read_entries
-from patchkit.wheel.native.units import named, neutral
 
 _MAKING = ".making-"
 _STALE = 86400  # seconds; no PTX takes that long
 # Let glibc's malloc use huge pages: 16 ptxas at once took 14 % less processor time, and their
 # results were the same to the byte.
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_FORMAT = 3  # of a result; to be raised if the same PTX gives other bytes
+_FORMAT = 4  # of a result; to be raised if the same PTX gives other bytes
 # The options that are passed on: they change only the code. They come from a file that somebody
 # else made, and other options could read or write files.
 _SWITCHES = re.compile(
@@ -178,16 +177,13 @@ class Job:
 class Task:
     """A job whose PTX was read; its result will be a fat binary in the file ``place``.
 
-    ``ptx`` is the sha256 of the PTX. ``names`` (neutral → real) are the names of its translation
-    unit; tasks with the same ``key`` differ only in these. ``kernels`` are the mangled names of
-    its entry points. ``words`` are the options for the ptxas of ``toolkit``.
+    ``ptx`` is the sha256 of the PTX. ``kernels`` are the mangled names of its entry points.
+    ``words`` are the options for the ptxas of ``toolkit``.
     """
 
     job: Job
-    key: str
     place: Path
     ptx: str
-    names: Mapping[bytes, bytes]
     kernels: frozenset[str]
     words: Texts
     toolkit: Toolkit
@@ -245,48 +241,35 @@ class Assembler:
         if job.is_split:
             words.append(f"--split-compile={ptxas_figures().split}")
 
-        text, names = neutral(ptx.text)
         recipe = "\0".join([str(_FORMAT), toolkit.nvcc, *words])
         sha256 = digest(ptx.text)
         name = digest(f"{sha256}\0{recipe}")
         self._used.add(toolkit.nvcc)
         return Task(
             job=job,
-            key=digest(f"{digest(text)}\0{recipe}"),
             place=self.cache / f"{name}.fatbin",
             ptx=sha256,
-            names=names,
             kernels=frozenset(ptx.kernels),
             words=tuple(words),
             toolkit=toolkit,
         )
 
-    def make(self, tasks: Sequence[Task]) -> None:
-        """Make the missing results of tasks with the same key, with one run of ptxas.
+    def make(self, task: Task) -> None:
+        """Make the result of a task.
 
         Raises BuildError if ptxas refuses the PTX, HostError or StorageError if it cannot run.
         """
-        missing = [task for task in tasks if not task.is_done]
-        if not missing:
-            return
-
-        example = tasks[0]
-        job = example.job
-        tools = self._unpack(example.toolkit.cuda, progress=None) / "bin"
+        job = task.job
+        tools = self._unpack(task.toolkit.cuda, progress=None) / "bin"
         with (
             translated(at=self.cache),
             tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as scratch,
         ):
             folder = Path(scratch)
-            text, _names = neutral(job.read_ptx().text)
-            (folder / "x.ptx").write_bytes(text)
-            words = (*example.words, "x.ptx", "-o", "x.cubin")
+            (folder / "x.ptx").write_bytes(job.read_ptx().text)
+            words = (*task.words, "x.ptx", "-o", "x.cubin")
             self._run(tools / "ptxas", *words, folder=folder, job=job)
-
-            code = (folder / "x.cubin").read_bytes()
-            for task in missing:
-                (folder / "x.cubin").write_bytes(named(code, task.names))
-                self._pack(task, tools, folder)
+            self._pack(task, tools, folder)
 
     def _pack(self, task: Task, tools: Path, folder: Path) -> None:
         """Pack the machine code ``x.cubin`` in ``folder`` into a fat binary, the task's result.

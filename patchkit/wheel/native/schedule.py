@@ -15,10 +15,9 @@ from patchkit.wheel.build.machine import available_memory
 from patchkit.wheel.native.assemble import Assembler, Job, Task
 
 Results = dict[Job, Task | PatchkitError]
-Group = list[Task]  # what one run of ptxas makes
 
 _SHARE = 0.8  # of the memory that is available
-_COPIES = 3  # of a PTX text in memory: decompressed, without its end, with other names
+_COPIES = 2  # of a PTX text in memory: decompressed, without its end
 _BEAT = 1.0  # seconds from one report to the next
 _OVERDUE = 0.95  # the share that counts as done if a ptxas runs longer than estimated
 
@@ -38,8 +37,8 @@ def assemble_all(
     memory = _Memory(int(available_memory() * _SHARE))
 
     try:
-        results, groups = _plan_all(pool, assembler, jobs, memory)
-        results |= _make_all(pool, assembler, groups, memory, progress)
+        results, tasks = _plan_all(pool, assembler, jobs, memory)
+        results |= _make_all(pool, assembler, tasks, memory, progress)
     except BaseException:
         assembler.stopped.set()  # else shutdown would wait for running jobs for minutes
         raise
@@ -55,8 +54,8 @@ def _plan_all(
     assembler: Assembler,
     jobs: Sequence[Job],
     memory: _Memory,
-) -> tuple[Results, list[Group]]:
-    """Read all PTX. Return the cached results and errors, and the groups still to be assembled."""
+) -> tuple[Results, list[Task]]:
+    """Read all PTX. Return the cached results and errors, and the tasks still to be done."""
 
     def plan(job: Job) -> Task | PatchkitError:
         try:
@@ -67,47 +66,45 @@ def _plan_all(
             return error
 
     results: Results = {}
-    groups: dict[str, Group] = {}
+    tasks: list[Task] = []
     for job, task in zip(jobs, pool.map(plan, jobs), strict=True):
         if isinstance(task, PatchkitError) or task.is_done:
             results[job] = task
         else:
-            groups.setdefault(task.key, []).append(task)
+            tasks.append(task)
 
-    return results, list(groups.values())
+    return results, tasks
 
 
 def _make_all(
     pool: ThreadPoolExecutor,
     assembler: Assembler,
-    groups: Sequence[Group],
+    tasks: Sequence[Task],
     memory: _Memory,
     progress: Callable[[int, int], None],
 ) -> Results:
     reckoning = _Reckoning()
 
-    def make(group: Group) -> PatchkitError | None:
-        job = group[0].job
+    def make(task: Task) -> Task | PatchkitError:
+        job = task.job
         try:
             with memory.held(job.resources.memory or 0), reckoning.running(job):
-                assembler.make(group)
+                assembler.make(task)
         except (SourceError, BuildError) as error:
             return error
-        return None
+        return task
 
-    longest_first = sorted(groups, key=lambda group: -group[0].job.size)
-    work = {pool.submit(make, group): group for group in longest_first}
-    total = sum(group[0].job.size for group in groups)
+    longest_first = sorted(tasks, key=lambda task: -task.job.size)
+    work = {pool.submit(make, task): task.job for task in longest_first}
+    total = sum(task.job.size for task in tasks)
     results: Results = {}
 
     progress(0, total)
-    pending: set[Future[PatchkitError | None]] = set(work)
+    pending: set[Future[Task | PatchkitError]] = set(work)
     while pending:
         finished, pending = wait(pending, _BEAT, FIRST_COMPLETED)
         for future in finished:
-            error = future.result()
-            for task in work[future]:
-                results[task.job] = error or task
+            results[work[future]] = future.result()
 
         progress(reckoning.done, total)
     return results

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from io import BytesIO
 from pathlib import Path
 
 import lz4.block
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 from patchkit.elf import Section
 from patchkit.errors import BuildError, HostError, SourceError
-from patchkit.process import run
 from patchkit.target import targets
 from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
@@ -29,7 +27,6 @@ from patchkit.wheel.native.assemble import Job, Task
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.relink import replace_device_code
 from patchkit.wheel.native.schedule import assemble_all
-from patchkit.wheel.native.units import named, neutral
 from support import write_files
 from support.needed import need, need_ptxas
 
@@ -225,7 +222,7 @@ def test_ptx_has_the_size_that_its_header_says(tmp_path, flags, packed, plain):
 
 def assemble_one(assembler, job):
     task = assembler.plan(job)
-    assembler.make([task])
+    assembler.make(task)
     return task
 
 
@@ -313,108 +310,6 @@ def test_what_takes_too_much_leaves_the_others(assembler, tmp_path):
     jobs = [job_for(tmp_path, text=HUGE, name="huge"), job_for(tmp_path, text=KERNEL)]
     results = assemble_all(assembler, jobs, lambda _d, _t: None)
     assert [type(results[job]) for job in jobs] == [BuildError, Task]
-
-
-UNIT = b"%d_INTERNAL_%s_%d_%s_cu_3b62bd63_29251"
-NAMELESS = b"%d_GLOBAL__N__%s_%d_%s_cu_3b62bd63_29251"
-
-
-def unit_text(file):
-    """Return PTX of a file with names that are internal to it, as nvcc writes them."""
-    digits, length = b"13607651", len(file) + 3
-    size = len(UNIT % (10, digits, length, file)) - 2
-    unit = UNIT % (size, digits, length, file)
-    nameless = NAMELESS % (size + 2, digits, length, file)
-    return KERNEL + b"".join(
-        [
-            b".global .align 1 .b8 _ZN%s4cuda3std3__45__cpo5beginE[1];\n" % unit,
-            b".global .align 1 .b8 _ZN%s4cuda3std3__4%s6ignoreE[1];\n"
-            % (unit, nameless),
-            b".visible .entry _ZN%s6kernelEv() { ret; }\n" % nameless,
-        ]
-    )
-
-
-def test_the_same_kernels_of_two_files_are_compiled_once(
-    assembler, tmp_path, monkeypatch
-):
-    """With the names of each file afterwards; nothing else differs from what ptxas makes of it."""
-    tools = assembler._unpack("13.0", progress=None) / "bin"
-    script = f'#!/bin/sh\necho >> {tmp_path}/runs\nexec {tools}/ptxas "$@"\n'
-    write_files(tmp_path, {"bin/ptxas": script}, mode=0o755)
-    (tmp_path / "bin/fatbinary").symlink_to(tools / "fatbinary")
-    monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
-    texts = [unit_text(b"split_hdim256_fp16"), unit_text(b"split_align_hdim256_fp16")]
-    jobs = [job_for(tmp_path, text=text, name=str(n)) for n, text in enumerate(texts)]
-    made = assemble_all(assembler, jobs, lambda _d, _t: None)
-    assert len({each.place.read_bytes() for each in made.values()}) == 2
-    assert (tmp_path / "runs").read_text().count("\n") == 1
-
-    assert neutral(texts[0])[0] == neutral(texts[1])[0] != texts[0]
-    for text in texts:
-        direct, renamed = (
-            assembled_elf(tmp_path, tools, text, by) for by in (None, neutral)
-        )
-        assert names_of(direct) == names_of(renamed)
-        assert code_of(direct) == code_of(renamed)
-
-
-def assembled_elf(folder, tools, text, by):
-    plain, names = by(text) if by else (text, {})
-    (folder / "x.ptx").write_bytes(plain)
-    run(tools / "ptxas", "-arch=sm_121", "x.ptx", "-o", "x.cubin", cwd=folder)
-    return ELFFile(BytesIO(named((folder / "x.cubin").read_bytes(), names)))
-
-
-def names_of(elf):
-    symbols = elf.get_section_by_name(".symtab").iter_symbols()
-    return [(symbol.name, symbol["st_value"], symbol["st_size"]) for symbol in symbols]
-
-
-def code_of(elf):
-    tables = (
-        ".strtab",
-        ".shstrtab",
-        ".symtab",
-        ".nv.merc.symtab",
-    )  # names, and where they are
-    return {
-        part.name: part.data()
-        for part in elf.iter_sections()
-        if part.name not in tables
-    }
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        unit_text(b"one") + unit_text(b"two"),
-        unit_text(b"one").replace(b"_INTERNAL_1", b"_INTERNAL_x"),
-        unit_text(b"f" * 300),
-        unit_text(
-            b"x;\nmov.u32 %r1, 5;\n//"
-        ),  # what the name spans is no name: code would leave
-        unit_text(b"one") + b'.file 1 "one.cu"\n',
-    ],
-)
-def test_names_that_are_not_clear_stay(text):
-    assert neutral(text) == (text, {})
-
-
-def test_data_that_spells_a_stand_in_stays(assembler, tmp_path):
-    """And a name that is the end of another one keeps its own."""
-    tools = assembler._unpack("13.0", progress=None) / "bin"
-    (stand_in, _) = neutral(unit_text(b"one"))[1]
-    data = b".visible .global .b8 spelled[%d] = {%s};\n"
-    data %= (len(stand_in), b",".join(b"%d" % byte for byte in stand_in))
-    ends = b".visible .entry kernelEv() { ret; }\n.visible .entry Ev() { ret; }\n"
-    text = unit_text(b"one") + data + ends
-    direct, renamed = (
-        assembled_elf(tmp_path, tools, text, by) for by in (None, neutral)
-    )
-    assert names_of(direct) == names_of(renamed)
-    assert code_of(direct) == code_of(renamed)
-    assert stand_in in renamed.get_section_by_name(".nv.global.init").data()
 
 
 def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
