@@ -30,10 +30,8 @@ from patchkit.target import (
     Load,
     best_load,
     list_archs,
-    targets,
 )
 from patchkit.units import BYTES_PER_MIB
-from patchkit.unreached import NOTHING_READ, known_dispatch
 
 _ARCH_NAMES = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
 _UNNAMED = "no Python with vLLM is known"
@@ -100,27 +98,18 @@ def add_first_use(
 def count_loads(
     codes: Mapping[str, Mapping[str, int]],
     capability: str,
-    version: str = "",
 ) -> dict[str, Counter[Load]]:
     """Return library → the number of fat binaries for each way in which a device loads them.
 
     ``codes`` is as in ``DeviceCodeFound``; ``capability`` is the device's, such as ``12.1``.
-    Binaries that this version of vLLM never calls on the device do not count.
     """
     major, minor = map(int, capability.split("."))
-    dispatch = NOTHING_READ
-    for device in targets().values():
-        if device.capability == (major, minor):
-            dispatch = known_dispatch("vllm", version, device)
-            break
-
     loads = {}
     for library, binaries in codes.items():
         loads[library] = Counter[Load]()
         for names, count in binaries.items():
-            if not dispatch.leaves(library, names.split()):
-                archs = list_archs(_ARCH_NAMES.findall(names))
-                loads[library][best_load(archs, (major, minor))] += count
+            archs = list_archs(_ARCH_NAMES.findall(names))
+            loads[library][best_load(archs, (major, minor))] += count
 
     return loads
 
@@ -144,7 +133,7 @@ def check_first_use(
 
     software = require(node.host.software, _UNNAMED)
     compiled = Counter[str]()
-    loads_by_library = count_loads(answer.codes, capability, software.vllm)
+    loads_by_library = count_loads(answer.codes, capability)
     for library, loads in loads_by_library.items():
         compiled[library] = loads[Load.JIT]
 

@@ -164,7 +164,7 @@ def first_use(proof: Proof) -> str:
         return ""
 
     shown = []
-    loads_by_library = count_loads(proof.code, proof.capability, proof.vllm)
+    loads_by_library = count_loads(proof.code, proof.capability)
     for name, loads in loads_by_library.items():
         if loads[Load.JIT]:
             stem = name.partition(".")[0]

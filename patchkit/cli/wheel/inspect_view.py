@@ -20,7 +20,6 @@ from patchkit.cli.render import (
 from patchkit.digests import sha256_of
 from patchkit.frozen import Fields
 from patchkit.target import Load, Target
-from patchkit.unreached import known_dispatch
 from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
@@ -38,7 +37,7 @@ from patchkit.wheel.device.libraries import (
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata, native_claim, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.native.listing import called_entries
+from patchkit.wheel.native.listing import first_use_entries
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 
@@ -110,8 +109,7 @@ def _wheel_blocks(file: Path, target: Target, fields: Fields) -> Blocks:
         count = f"{loads.total()} libraries with device code"
         yield f"on {target.title}, of {count}: {count_loads(loads) or 'none'}"
 
-    dispatch = known_dispatch(metadata.name.project, metadata.name.version, target)
-    entries = called_entries(binaries, target, dispatch)
+    entries = first_use_entries(binaries, target)
     if entries:
         yield note(first_use_phrase(entries))
         yield next_verb("native", file, where="to see which")

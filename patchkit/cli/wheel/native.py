@@ -193,6 +193,3 @@ def _written_lines(library: NativeLibrary) -> Lines:
         yield GOOD + f"{library.name}: {count} assembled"
     for reason in library.refused:
         yield note(f"{reason}; it stays as it is")
-    for row in library.unreached:
-        place = f"{row.name} of {library.name}"
-        yield note(f"{place} stays PTX: {row.source} never calls it")

@@ -109,7 +109,7 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
 def native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
     """Return the libraries that patchkit.json names under a key; none if it has another form.
 
-    Anybody can write that claim: ``assembled``, ``never_called``.
+    Anybody can write that claim: ``assembled``, ``compiled_at_first_use``.
     """
     native = facts.get("native")
     names = native.get(key) if isinstance(native, dict) else None

@@ -14,7 +14,6 @@ from patchkit.source.detect import detect_installed
 from patchkit.source.fetch import Progress
 from patchkit.source.project import projects
 from patchkit.target import Target
-from patchkit.unreached import known_dispatch
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_installed, package_libraries
 from patchkit.wheel.native.make import NativeLibrary, make_native
@@ -53,10 +52,8 @@ def make_package_native(
     """
     names = package_libraries(workspace.tree, target)
     files = {name: workspace.upstream_library(name) for name in names}
-    tree = workspace.tree
-    dispatch = known_dispatch(tree.project, tree.version, target)
     folder = workspace.make_folder()
-    return make_native(files, target, folder, assembler, progress, dispatch)
+    return make_native(files, target, folder, assembler, progress)
 
 
 def new_files(libraries: Iterable[NativeLibrary]) -> dict[str, Path]:

@@ -15,7 +15,6 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.frozen import frozen
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
-from patchkit.unreached import NOTHING_READ, Dispatch, known_dispatch
 from patchkit.wheel.device.fatbin import Entries
 from patchkit.wheel.device.inspect import (
     Binary,
@@ -57,25 +56,15 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
     if path.suffix == ".whl":
         with WheelFile(path) as wheel:
             name = wheel.name
-            dispatch = known_dispatch(name.project, name.version, target)
             binaries = inspect_wheel(wheel)
-        return tuple(_list_binaries(binaries, target, name.project, dispatch))
+        return tuple(_list_binaries(binaries, target, name.project))
 
-    return tuple(_list_binaries(inspect_file(path), target, "", NOTHING_READ))
+    return tuple(_list_binaries(inspect_file(path), target, ""))
 
 
-def called_entries(
-    binaries: Iterable[Binary],
-    target: Target,
-    dispatch: Dispatch,
-) -> Entries:
-    """Return the PTX that the device would compile and that the release calls on the device."""
-    return tuple(
-        entry
-        for binary in binaries
-        for entry in jit_entries(binary, target)
-        if not dispatch.leaves(binary.name, [entry.name])
-    )
+def first_use_entries(binaries: Iterable[Binary], target: Target) -> Entries:
+    """Return the PTX in libraries that the device would compile at first use."""
+    return tuple(entry for binary in binaries for entry in jit_entries(binary, target))
 
 
 def find_site(path: Path) -> Path:
@@ -112,7 +101,6 @@ def list_installed(
             continue
 
         package = metadata.Distribution.at(home)
-        dispatch = known_dispatch(project, package.version, target)
         try:
             # Not ``package.files``: from Python 3.12 on it fails at a name that is too long.
             record = package.read_text("RECORD") or ""
@@ -129,7 +117,7 @@ def list_installed(
             except SourceError:
                 continue  # a linker's script, or damaged: the loader does not take it either
             binary = replace(binary, name=path)
-            yield from _list_binaries([binary], target, project, dispatch)
+            yield from _list_binaries([binary], target, project)
 
 
 def _is_library(site: Path, path: str) -> bool:
@@ -157,7 +145,6 @@ def _list_binaries(
     binaries: Iterable[Binary],
     target: Target,
     project: str,
-    dispatch: Dispatch,
 ) -> Iterator[DeviceLibrary]:
     for binary in binaries:
         if binary.live:
@@ -165,6 +152,6 @@ def _list_binaries(
                 project=project,
                 name=binary.name,
                 fat_binaries=len(binary.fat_binaries),
-                entries=called_entries([binary], target, dispatch),
+                entries=jit_entries(binary, target),
                 closed=library_rules().is_closed(project, binary.name),
             )

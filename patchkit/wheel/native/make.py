@@ -12,11 +12,10 @@ from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
 
-from patchkit.errors import BuildError, PatchkitError, ProofError, SourceError
+from patchkit.errors import BuildError, PatchkitError, ProofError
 from patchkit.frozen import Texts, frozen
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
-from patchkit.unreached import NOTHING_READ, Dispatch, Unreached
 from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.inspect import Binary, best_reach, inspect_file, jit_entries
 from patchkit.wheel.file.wheelfile import Facts
@@ -31,14 +30,13 @@ class NativeLibrary:
 
     ``path`` is the new file, None if none could be made. ``ptx`` has the SHA-256 of each assembled
     PTX, in the order of the file. ``refused`` has a reason for each fat binary that the device
-    still compiles. ``unreached`` kernels stay PTX, since nothing calls them on the device.
+    still compiles.
     """
 
     name: str
     path: Path | None
     ptx: Texts
     refused: Texts
-    unreached: tuple[Unreached, ...] = ()
 
     @property
     def refused_notes(self) -> list[str]:
@@ -52,28 +50,22 @@ def make_native(
     folder: Path,
     assembler: Assembler,
     progress: Progress,
-    dispatch: Dispatch = NOTHING_READ,
 ) -> tuple[NativeLibrary, ...]:
     """Write libraries (name → file) anew, with machine code for PTX that the device would compile.
 
     A library without such PTX is not written. The new files come into ``folder``. PTX stays if it
-    cannot be assembled, or if ``dispatch`` never calls it. Raises SourceError for a file that is no
-    library, ProofError if a result is not what it has to be, StorageError.
+    cannot be assembled. Raises SourceError for a file that is no library, ProofError if a result is
+    not what it has to be, StorageError.
     """
     binaries = {name: inspect_file(path)[0] for name, path in files.items()}
     # PTX without a suffix uses nothing that only some devices have: its machine code needs no "a".
     number = "{}{}".format(*target.capability)
-    unreached: dict[str, list[Unreached]] = defaultdict(list)
     jobs: dict[str, list[Job]] = defaultdict(list)
     for name, binary in binaries.items():
         for entry in jit_entries(binary, target):
             arch = f"{number}{entry.arch.suffix}"
             job = Job(name=name, path=files[name], entry=entry, arch=arch)
-            of_library = jobs[name]
-            if row := _never_called(job, dispatch):
-                unreached[name].append(row)
-            else:
-                of_library.append(job)
+            jobs[name].append(job)
 
     results = assemble_all(assembler, list(chain(*jobs.values())), progress)
 
@@ -82,20 +74,8 @@ def make_native(
         dest = folder / f"{len(libraries)}-{files[name].name}"
         codes = {job.entry.container: results[job] for job in of_library}
         library = _make_library(name, files[name], dest, binaries[name], codes, target)
-        libraries.append(replace(library, unreached=tuple(unreached[name])))
+        libraries.append(library)
     return tuple(libraries)
-
-
-def _never_called(job: Job, dispatch: Dispatch) -> Unreached | None:
-    if not dispatch.knows(job.name):
-        return None
-
-    try:
-        kernels = job.read_ptx().kernels
-    except SourceError:
-        return None  # the assembler says what is wrong with it
-
-    return dispatch.never_calls(job.name, kernels)
 
 
 def _make_library(
@@ -149,11 +129,6 @@ def native_facts(
             library.name: len(library.refused)
             for library in libraries
             if library.refused
-        },
-        "never_called": {
-            library.name: [row.name for row in library.unreached]
-            for library in libraries
-            if library.unreached
         },
         "left_out": list(dropped),
     }

@@ -10,7 +10,6 @@ from patchkit.errors import UsageError, translated
 from patchkit.frozen import frozen
 from patchkit.source.resolve import Report
 from patchkit.target import Target
-from patchkit.unreached import known_dispatch
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.file.sbom import UNLABELLED, made_facts, name_wheel
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -49,7 +48,6 @@ def write_native_wheel(
             folder,
             assembler,
             report("Assembling PTX"),
-            known_dispatch(wheel.name.project, wheel.name.version, target),
             keep=True,
         )
         members = native.members

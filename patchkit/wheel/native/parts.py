@@ -17,7 +17,6 @@ from patchkit.frozen import Texts, frozen
 from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
-from patchkit.unreached import NOTHING_READ, Dispatch
 from patchkit.wheel.device.inspect import Binary, inspect_wheel, jit_entries
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.library_rules import library_rules
@@ -98,15 +97,13 @@ def native_parts(
     folder: Path,
     assembler: Assembler,
     progress: Progress,
-    dispatch: Dispatch = NOTHING_READ,
     *,
     keep: bool,
 ) -> NativeParts:
     """Assemble the PTX in a wheel's libraries that the device would compile, into ``folder``.
 
-    Kernels that ``dispatch`` never calls stay PTX. ``keep`` leaves the libraries for other devices
-    in. Raises ProofError if the wheel's Python cannot do without one of them, and the errors of
-    ``make_native``.
+    ``keep`` leaves the libraries for other devices in. Raises ProofError if the wheel's Python
+    cannot do without one of them, and the errors of ``make_native``.
     """
     dropped: Texts = ()
     if not keep:
@@ -123,7 +120,7 @@ def native_parts(
         and not library_rules().is_closed(wheel.name.project, binary.name)
     ]
     files = wheel.extract(names, folder / "old")
-    made = make_native(files, target, folder, assembler, progress, dispatch)
+    made = make_native(files, target, folder, assembler, progress)
     facts = native_facts(made, assembler, dropped)
     return NativeParts(libraries=made, dropped=dropped, facts=facts)
 

@@ -31,7 +31,6 @@ from patchkit.source.project import projects
 from patchkit.source.resolve import Report
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, toolkits
-from patchkit.unreached import Dispatch, known_dispatch
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.device.inspect import first_use_phrase
 from patchkit.wheel.device.libraries import (
@@ -47,7 +46,7 @@ from patchkit.wheel.file.sbom import UNLABELLED, NewWheel, made_facts, name_whee
 from patchkit.wheel.file.wheelfile import ANY, Facts
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.listing import called_entries
+from patchkit.wheel.native.listing import first_use_entries
 from patchkit.wheel.native.parts import (
     Kernels,
     NativeParts,
@@ -113,7 +112,6 @@ def repack_wheel(
         say("patching and proving")
         patched = _patch_tree(origin, request, kernels, folder / "tree", sandboxed)
 
-        dispatch = known_dispatch(origin.project, origin.version, target)
         native = NativeParts()
         if assembler:
             say("assembling machine code")
@@ -124,7 +122,6 @@ def repack_wheel(
                 folder / "native",
                 assembler,
                 report("Assembling PTX"),
-                dispatch,
                 keep=keep_libraries,
             )
         if not (patched.outcome.written or native.changes):
@@ -147,9 +144,9 @@ def repack_wheel(
         fresh = not is_file(place) or sha256_of(place) != sha256
         add_wheel(house, wheel, new.facts, say=say)
 
-    notes = [*_install_notes(patched, kernels), *_native_notes(patched, native)]
+    notes = [*_install_notes(patched, kernels), *_native_notes(native)]
     if not native.facts:
-        notes += _first_use_notes(kernels, target, dispatch)
+        notes += _first_use_notes(kernels, target)
     return Repacked(
         wheel=place,
         sha256=sha256,
@@ -401,11 +398,9 @@ def _install_notes(patched: _PatchedTree, kernels: Kernels) -> Iterator[str]:
         yield f"{fix_id} is on, since kernels that do not load would be chosen and fail"
 
 
-def _first_use_notes(
-    kernels: Kernels, target: Target, dispatch: Dispatch
-) -> Iterator[str]:
+def _first_use_notes(kernels: Kernels, target: Target) -> Iterator[str]:
     """Yield notes on the PTX that the device compiles at first use, if the wheel has any."""
-    entries = called_entries(kernels.binaries, target, dispatch)
+    entries = first_use_entries(kernels.binaries, target)
     if not entries:
         return
 
@@ -416,7 +411,7 @@ def _first_use_notes(
         yield f"drivers older than {row.driver} do not compile PTX of CUDA {row.cuda}"
 
 
-def _native_notes(patched: _PatchedTree, native: NativeParts) -> Iterator[str]:
+def _native_notes(native: NativeParts) -> Iterator[str]:
     """Yield notes on PTX that was assembled, PTX that could not be, and libraries left out."""
     if native.count:
         end = "" if any(native.refused_notes) else ": none is compiled at first use"
@@ -426,8 +421,5 @@ def _native_notes(patched: _PatchedTree, native: NativeParts) -> Iterator[str]:
         stems = [name.partition(".")[0] for name in names]
         yield f"left out, as they are for other devices: {', '.join(stems)}"
 
-    title = patched.request.target.title
     for library in native.libraries:
         yield from library.refused_notes
-        for kernels in library.unreached:
-            yield f"{kernels.name} stays PTX: on {title} {kernels.source} never calls it"

@@ -206,38 +206,6 @@ def test_native(house, tmp_path):
     ]
 
 
-def renamed_kernel(library, name):
-    """Return a library whose PTX that is not compressed has a kernel of another name."""
-    begin = library.index(b".visible .entry _Z6thricePf(")
-    end = library.index(b"\0", begin)
-    text = library[begin:end].replace(b"_Z6thricePf_param_0", b"p")
-    text = text.replace(b"_Z6thricePf", name)
-    return library[:begin] + text.ljust(end - begin) + library[end:]
-
-
-def test_native_leaves_what_the_release_never_calls(house, tmp_path):
-    assembler = need_ptxas()
-    path = "vllm/_C_stable_libtorch.abi3.so"
-    library = (LIBRARIES / "ptx-aarch64.so").read_bytes()
-    library = renamed_kernel(library, b"enable_sm89_to_sm90")
-    stock = KERNELS["vllm/_moe_C.abi3.so"]
-    libraries = {**KERNELS, "vllm/_moe_C_stable_libtorch.abi3.so": stock, path: library}
-    patched = {PATCHED.path: PATCHED.after.encode()}
-    wheel = vllm_wheel(
-        tmp_path,
-        version="0.33.0",
-        libraries=libraries,
-        change=lambda members: members.update(patched),
-    )
-
-    done = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
-
-    native = done.facts["native"]
-    assert native["never_called"] == {path: ["scaled_mm_c2x"]}
-    assert (len(native["assembled"][path]), native["compiled_at_first_use"]) == (2, {})
-    assert "scaled_mm_c2x stays PTX" in "\n".join(done.notes)
-
-
 def test_native_where_no_fix_changes_anything(cli, house, tmp_path):
     """Then there is no ledger either: the wheel is upstream's, but for its machine code."""
     assembler = need_ptxas()

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from patchkit.elf import Section
 from patchkit.errors import BuildError, HostError, SourceError
 from patchkit.target import targets
-from patchkit.unreached import Dispatch, Unreached
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.inspect import inspect_file, jit_entries
 from patchkit.wheel.native import schedule
@@ -319,29 +318,6 @@ def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
         assembler.plan(job_for(tmp_path, text=text)).words for text in (KERNEL, large)
     ]
     assert words == [("-arch=sm_121",), ("-arch=sm_121", "--split-compile=8")]
-
-
-def test_what_the_release_never_calls_stays_as_it_is(assembler, tmp_path):
-    row = Unreached(
-        name="twice",
-        library="lib/x.so",
-        ptx="compute_80",
-        kernels="twice",
-        targets=("gb10",),
-        source="entry.cu",
-        releases={"1.0": ""},
-    )
-    files = {"lib/x.so": LIBRARIES / HERE}
-    quiet = (lambda _d, _t: None, Dispatch(rows=(row,)))
-    (made,) = make_native(files, GB10, tmp_path, assembler, *quiet)
-    assert (len(made.ptx), made.refused, made.unreached) == (1, (), (row, row))
-    before, after = (inspect_file(path)[0] for path in (LIBRARIES / HERE, made.path))
-    old, new = (binary.fat_binaries for binary in (before, after))
-    names = [
-        [[entry.name for entry in group] for group in groups] for groups in (old, new)
-    ]
-    assert names[1][:2] == names[0][:2]  # whole: nothing leaves the library for it
-    assert names[1][2] == ["sm_121"]
 
 
 def test_an_assembly_tells_how_far_it_is(assembler, tmp_path, monkeypatch):
