@@ -10,7 +10,6 @@ that exceeds its limit prints its stack and ends itself.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def main() -> None:
 
 def _import_torch() -> Any:
     try:
-        return importlib.import_module("torch")
+        return import_module("torch")
     except ImportError as error:
         raise NotRunError(f"torch cannot be imported: {error}") from None
 
@@ -163,8 +163,8 @@ def try_triton(_: Answer) -> Answer:
         # A kernel from the user's cache would not test the compiler.
         os.environ["TRITON_CACHE_DIR"] = place
         try:
-            compiler = importlib.import_module("triton")
-            globals()["tl"] = importlib.import_module("triton.language")
+            compiler = import_module("triton")
+            globals()["tl"] = import_module("triton.language")
         except ImportError as error:
             raise NotRunError(f"triton cannot be imported: {error}") from None
 
@@ -264,7 +264,7 @@ def _fp8_method(block: int) -> Any:
 
     The weights have a scale for each square of ``block`` rows; if ``block`` is 0, one scale.
     """
-    fp8 = importlib.import_module("vllm.model_executor.layers.quantization.fp8")
+    fp8 = import_module("vllm.model_executor.layers.quantization.fp8")
     shape = [block, block] if block else None
 
     config = fp8.Fp8Config(True, "dynamic", weight_block_size=shape)
@@ -292,7 +292,7 @@ def try_nvfp4(_: Answer) -> Answer:
     exact = values[codes].double() * group_scales * overall
 
     with _vllm_groups(torch):
-        linear = importlib.import_module("vllm.model_executor.kernels.linear")
+        linear = import_module("vllm.model_executor.kernels.linear")
         if not hasattr(linear, "init_nvfp4_linear_kernel"):
             raise NotRunError("this vLLM does not say which NVFP4 kernel it takes")
 
@@ -339,8 +339,8 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
     Raise NotRunError if vLLM is not installed.
     """
     try:
-        config = importlib.import_module("vllm.config")
-        state = importlib.import_module("vllm.distributed.parallel_state")
+        config = import_module("vllm.config")
+        state = import_module("vllm.distributed.parallel_state")
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
             raise NotRunError(f"vllm cannot be imported: {error}") from None
@@ -385,7 +385,7 @@ def try_all_reduce(settings: Answer) -> Answer:
     version = ".".join(map(str, torch.cuda.nccl.version()))
     figures: Answer = {"ranks": world, "nccl": version}
 
-    dist = importlib.import_module("torch.distributed")
+    dist = import_module("torch.distributed")
     dist.init_process_group(
         "nccl",
         init_method=settings["meeting"],
@@ -433,7 +433,7 @@ def try_routing(settings: Answer) -> Answer:
     The answer is empty: vLLM logs which kernels it chose.
     """
     _require_gpu()
-    vllm = importlib.import_module("vllm")
+    vllm = import_module("vllm")
     with tempfile.TemporaryDirectory() as place:
         config = json.dumps(settings["config"])
         Path(place, "config.json").write_text(config, encoding="utf-8")

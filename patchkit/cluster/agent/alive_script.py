@@ -29,7 +29,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from patchkit.cluster.agent import group_script as group
+from patchkit.cluster.agent.group_script import (
+    ALONE,
+    Settings,
+    TokenAnswer,
+    ask_token,
+    enter_start,
+    leave,
+    main,
+    notify,
+    own_server,
+    say,
+    show_property,
+    worker_words,
+)
 from patchkit.cluster.agent.judge import (
     DOUBT,
     Counters,
@@ -64,12 +77,12 @@ _COMPILERS = {
     "ninja",
     "ld",
 }
-_SCRIPT = f"{group.ALONE} alive.py"  # as `worker_words` takes a script
+_SCRIPT = f"{ALONE} alive.py"  # as `worker_words` takes a script
 _WORKS = "works: "  # begins the line of `working`: a login may print other lines
 _ABORTED = "Fatal Python error: Aborted"  # faulthandler's first line of the stacks of a process
 
 
-def alive(settings: group.Settings) -> None:
+def alive(settings: Settings) -> None:
     """Send systemd WATCHDOG=1 whenever the server proves that it lives, until a signal comes.
 
     After ``frozen`` seconds (of cluster.toml) without WATCHDOG=1, systemd sends SIGABRT. Then look
@@ -83,37 +96,37 @@ def alive(settings: group.Settings) -> None:
         raise FiredError
 
     signal.signal(signal.SIGABRT, fire)
-    group.notify("READY=1\nWATCHDOG=1")
+    notify("READY=1\nWATCHDOG=1")
     try:
         while True:
             life = watch.look()
             if life.proof:
-                group.notify(f"WATCHDOG=1\nSTATUS={life.line}")
+                notify(f"WATCHDOG=1\nSTATUS={life.line}")
             elif watch.silent > patience / 2:
                 doubt = f"no sign of life for {watch.silent:.0f} s: {life.text}"
-                group.say(doubt)
-                group.notify(f"STATUS={ServerLife(DOUBT, doubt).line}")
+                say(doubt)
+                notify(f"STATUS={ServerLife(DOUBT, doubt).line}")
 
             time.sleep(patience / 12)
     except FiredError:
         # Maybe the server is well, and only this process had no time to run: look once more.
         life = judge(watch.look_at_server(_TOOL), patience)
         if life.proof:
-            group.leave(0, f"late, and not frozen: {life.proof}")
-        group.say(
+            leave(0, f"late, and not frozen: {life.proof}")
+        say(
             f"frozen: nothing shows for {patience:.0f} s that the server lives: {life.text}"
         )
         find_stacks(settings)
-        group.leave(FROZEN, "the server is killed, and started again")
+        leave(FROZEN, "the server is killed, and started again")
     except KeyboardInterrupt:
         pass
     finally:
         # systemd would show the last status until the next start.
-        group.notify("STATUS=")
+        notify("STATUS=")
 
 
 def working(
-    settings: group.Settings,
+    settings: Settings,
     start: str,
     silent: str,
 ) -> None:
@@ -121,14 +134,14 @@ def working(
 
     ``start`` is the id of the start that the head runs, ``silent`` the seconds since a proof.
     """
-    group.enter_start(settings, start)
+    enter_start(settings, start)
     if work := find_work(settings, float(silent)):
-        group.say(f"{_WORKS}{work}")
+        say(f"{_WORKS}{work}")
 
 
-def stacks(settings: group.Settings, start: str) -> None:
+def stacks(settings: Settings, start: str) -> None:
     """Let the processes of this node's rank write their stacks, once standard input ends."""
-    group.enter_start(settings, start)
+    enter_start(settings, start)
     sys.stdin.read()
     write_stacks(settings)
 
@@ -140,10 +153,10 @@ class FiredError(BaseException):
 class Liveness:
     """The signs of life of a server, kept from one look to the next."""
 
-    def __init__(self, settings: group.Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.patience = float(settings["frozen"])
-        self.server = group.own_server(settings)
+        self.server = own_server(settings)
         self.counters: Counters | None = None
         self.other_listeners = ""
 
@@ -152,7 +165,7 @@ class Liveness:
         self.last_step_at = self.last_proof_at
         self.last_question_at = self.last_proof_at
         self.question: threading.Thread | None = None
-        self.reply: group.TokenAnswer | None = None
+        self.reply: TokenAnswer | None = None
 
         self.token_refusal = ""
         self.question_refusal = ""
@@ -173,7 +186,7 @@ class Liveness:
         if life.proof:
             self.last_proof_at = time.monotonic()
         elif self.silent > self.patience / 8:
-            workers: Iterable[group.Settings] = ()
+            workers: Iterable[Settings] = ()
             if self.silent > self.patience / 2:
                 workers = self.settings["workers"].values()
             work = find_group_work(self.settings, workers, self.silent)
@@ -260,7 +273,7 @@ class Liveness:
 
     def _ask_token(self) -> None:
         listing = self.server.ask("/v1/models")
-        self.reply = group.ask_token(self.server, listing)
+        self.reply = ask_token(self.server, listing)
 
 
 def read_metrics_signs(
@@ -305,8 +318,8 @@ def has_clients(url: str) -> bool:
 
 
 def find_group_work(
-    settings: group.Settings,
-    workers: Iterable[group.Settings],
+    settings: Settings,
+    workers: Iterable[Settings],
     silent: float,
 ) -> str:
     """Return the sign that this node or one of ``workers`` works, "" for none.
@@ -317,13 +330,13 @@ def find_group_work(
         return work
 
     for worker in workers:
-        words = group.worker_words(worker, settings, f"{_SCRIPT} working", silent)
+        words = worker_words(worker, settings, f"{_SCRIPT} working", silent)
         if line := re.search(f"{_WORKS}(.+)", _try_tool(*words)):
             return f"{worker['node']}: {line[1]}"
     return ""
 
 
-def find_work(settings: group.Settings, silent: float) -> str:
+def find_work(settings: Settings, silent: float) -> str:
     """Return the sign that this node works though the server's counters stand still, "" for none.
 
     It is a compiler of the group or, for a shorter time, the power that the GPU draws.
@@ -351,7 +364,7 @@ def _find_compiler(cluster: str) -> str:
     return ""
 
 
-def find_stacks(settings: group.Settings) -> None:
+def find_stacks(settings: Settings) -> None:
     """Let the processes of all ranks write their stacks, all at once.
 
     They end with it, and the first rank that ends stops the others.
@@ -359,7 +372,7 @@ def find_stacks(settings: group.Settings) -> None:
     script = f"{_SCRIPT} stacks"
     links = []
     for worker in settings["workers"].values():
-        words = group.worker_words(worker, settings, script)
+        words = worker_words(worker, settings, script)
         links.append(subprocess.Popen(words, stdin=subprocess.PIPE))
     if links:
         time.sleep(_TOOL)  # for the logins
@@ -374,7 +387,7 @@ def find_stacks(settings: group.Settings) -> None:
             link.wait(_TOOL)
 
 
-def write_stacks(settings: group.Settings) -> None:
+def write_stacks(settings: Settings) -> None:
     """Let the processes of this node's rank write their stacks, by SIGABRT; they end with it.
 
     The main process gets it last: when that ends, systemd ends the others.
@@ -384,47 +397,47 @@ def write_stacks(settings: group.Settings) -> None:
     count = 0
     trouble = ""
 
-    for main in (False, True):
-        trouble = _abort_processes(settings, main) or trouble
+    for is_main in (False, True):
+        trouble = _abort_processes(settings, is_main) or trouble
         count = _count_stacks(unit, began, count)
 
     outcome = f"stacks of {count} processes are in the journal of {unit}"
     if not count:
         outcome = f"no stacks came; {trouble}".strip("; ")
-    group.say(f"{socket.gethostname()}: {outcome}")
+    say(f"{socket.gethostname()}: {outcome}")
 
     # vLLM's own watchdog writes these when it finds a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
         with suppress(OSError):  # it is gone, or belongs to another user
             lines = file.read_text(errors="replace").splitlines()
             if file.stat().st_mtime > began - _STEP:
-                group.say("\n".join(f"{file.name}: {line}" for line in lines[-_LINES:]))
+                say("\n".join(f"{file.name}: {line}" for line in lines[-_LINES:]))
 
 
-def _abort_processes(settings: group.Settings, main: bool) -> str:
-    """Send SIGABRT to the main process of a rank or, without ``main``, to all its others.
+def _abort_processes(settings: Settings, is_main: bool) -> str:
+    """Send SIGABRT to the main process of a rank or, without ``is_main``, to all its others.
 
     SIGCONT follows, since a stopped process would not end. Returns what went wrong, "" for nothing.
     """
     # The words that run a program in the rank's container.
     if inside := settings.get("inside"):
-        return _abort_in_container(inside, main)
+        return _abort_in_container(inside, is_main)
 
     unit = settings["unit"]
-    main_pid = group.show_property(unit, "MainPID")
+    main_pid = show_property(unit, "MainPID")
     in_unit = re.compile(f"/{re.escape(unit)}(/|$)", re.MULTILINE)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             is_member = in_unit.search((process / "cgroup").read_text())
-            if is_member and (process.name == main_pid) == main:
+            if is_member and (process.name == main_pid) == is_main:
                 os.kill(int(process.name), signal.SIGABRT)
                 os.kill(int(process.name), signal.SIGCONT)
     return ""
 
 
-def _abort_in_container(inside: Iterable[str], main: bool) -> str:
+def _abort_in_container(inside: Iterable[str], is_main: bool) -> str:
     """Do as ``_abort_processes`` in a container, whose main process is its process 1."""
-    pids = 1 if main else -1  # -1 are all but process 1 of the container
+    pids = 1 if is_main else -1  # -1 are all but process 1 of the container
     script = f"kill -ABRT {pids}; kill -CONT {pids}"
 
     try:
@@ -464,4 +477,4 @@ def _try_tool(*words: str) -> str:
 
 
 if __name__ == "__main__":
-    group.main(alive, working, stacks)
+    main(alive, working, stacks)
