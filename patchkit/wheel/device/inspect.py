@@ -97,6 +97,9 @@ class Binary:
         return all(best_reach(part, target) for part in _grouped(self.relocatable))
 
 
+Binaries = Sequence[Binary]
+
+
 def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
     sizes = defaultdict(list)
     for entry in entries:

@@ -30,7 +30,7 @@ from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import read_toml
 from patchkit.source.project import project_named, projects, recipe_folders
 from patchkit.target import Load, Target, best_load, list_archs, parse_arch, toolkits
-from patchkit.wheel.device.inspect import Binary, best_reach, inspect_wheel
+from patchkit.wheel.device.inspect import Binaries, Binary, best_reach, inspect_wheel
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile, WheelName
@@ -108,6 +108,9 @@ class Judged:
         return f"{self.use.value}; fat binaries with {archs} alone do not, {self.lost.total()}"
 
 
+Judgements = Sequence[Judged]
+
+
 @cache
 def library_table(project: str) -> LibraryTable:
     """Return ``libraries.toml`` of a project; an empty table if its recipe has none."""
@@ -119,10 +122,10 @@ def library_table(project: str) -> LibraryTable:
 
 
 def judge_libraries(
-    binaries: Sequence[Binary],
+    binaries: Binaries,
     target: Target,
     name: WheelName,
-) -> tuple[Judged, ...]:
+) -> Judgements:
     """Judge each library of a wheel, and each that the wheel lacks and the device would use.
 
     Return nothing for a project whose recipe has no table of libraries.
@@ -184,7 +187,7 @@ def _use_of(
     return Use.PARTLY if has_lost else Use.LOADS
 
 
-def require_loading(judged: Iterable[Judged], target: Target, name: WheelName) -> None:
+def require_loading(judged: Judgements, target: Target, name: WheelName) -> None:
     """Raise ProofError, naming the libraries, if a package cannot run there without them."""
     fatal = [library for library in judged if library.fatal]
     if not fatal:
@@ -204,7 +207,7 @@ def _from_source(name: WheelName, target: Target) -> str:
     return f"build it from source: patchkit build {release} --target {target.name}"
 
 
-def cuda_major(binaries: Iterable[Binary]) -> str:
+def cuda_major(binaries: Binaries) -> str:
     """Return the major version of CUDA that libraries need: ``13``.
 
     Raises ProofError if they need none, or several.
@@ -221,7 +224,7 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     )
 
 
-def needed_versions(binaries: Sequence[Binary]) -> Values:
+def needed_versions(binaries: Binaries) -> Values:
     """Return family → highest symbol version that a library needs: ``GLIBC`` → ``GLIBC_2.34``."""
     highest = {}
     for family in ("GLIBC", "GLIBCXX", "CXXABI"):
@@ -237,7 +240,7 @@ _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 def check_wheel(
     metadata: WheelMetadata,
-    binaries: Sequence[Binary],
+    binaries: Binaries,
 ) -> Findings:
     """Yield a finding for everything that is wrong with one wheel, whatever the device.
 
@@ -331,7 +334,7 @@ def _check_member(project: str, member: str) -> Findings:
         )
 
 
-def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Findings:
+def _check_cuda(filename: str, binaries: Binaries) -> Findings:
     """Yield a finding if the libraries of a wheel need different major versions of CUDA."""
     names = defaultdict(list)
     for binary in binaries:
@@ -351,7 +354,7 @@ def _check_cuda(filename: str, binaries: Sequence[Binary]) -> Findings:
 
 def missed(
     name: WheelName,
-    judged: Sequence[Judged],
+    judged: Judgements,
     target: Target,
     filename: str = "",
 ) -> Findings:
@@ -460,7 +463,7 @@ def _joined(names: Iterable[str]) -> str:
 
 def prove_compiled(
     sources: Sequence[CudaSource],
-    binaries: Iterable[Binary],
+    binaries: Binaries,
     target: Target,
 ) -> Texts:
     """Prove that each library holds the code of its sources; return a sentence for each library.

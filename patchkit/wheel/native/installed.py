@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +15,7 @@ from patchkit.source.project import projects
 from patchkit.target import Target
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import list_installed, package_libraries
-from patchkit.wheel.native.make import NativeLibrary, make_native
+from patchkit.wheel.native.make import NativeLibraries, NativeLibrary, make_native
 
 
 def make_installed_native(
@@ -24,7 +23,7 @@ def make_installed_native(
     target: Target,
     assembler: Assembler,
     progress: Progress,
-) -> tuple[NativeLibrary, ...]:
+) -> NativeLibraries:
     """Make the libraries of an environment native; return the libraries that had PTX to assemble.
 
     The changes of one package are made completely or not at all. Raises the errors of
@@ -45,7 +44,7 @@ def make_package_native(
     target: Target,
     assembler: Assembler,
     progress: Progress,
-) -> tuple[NativeLibrary, ...]:
+) -> NativeLibraries:
     """Write native libraries of one installed package to a folder; nothing is replaced yet.
 
     Raises UsageError for a source tree, and the errors of ``make_native``.
@@ -56,7 +55,7 @@ def make_package_native(
     return make_native(files, target, folder, assembler, progress)
 
 
-def new_files(libraries: Iterable[NativeLibrary]) -> dict[str, Path]:
+def new_files(libraries: NativeLibraries) -> dict[str, Path]:
     """Return path in the environment → the new file to commit there."""
     return {library.name: library.path for library in libraries if library.path}
 

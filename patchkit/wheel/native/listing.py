@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,7 @@ from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.device.fatbin import Entries
 from patchkit.wheel.device.inspect import (
-    Binary,
+    Binaries,
     inspect_file,
     inspect_wheel,
     jit_entries,
@@ -62,7 +62,7 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
     return tuple(_list_binaries(inspect_file(path), target, ""))
 
 
-def first_use_entries(binaries: Iterable[Binary], target: Target) -> Entries:
+def first_use_entries(binaries: Binaries, target: Target) -> Entries:
     """Return the PTX in libraries that the device would compile at first use."""
     return tuple(entry for binary in binaries for entry in jit_entries(binary, target))
 
@@ -142,7 +142,7 @@ def package_libraries(tree: SourceTree, target: Target) -> list[str]:
 
 
 def _list_binaries(
-    binaries: Iterable[Binary],
+    binaries: Binaries,
     target: Target,
     project: str,
 ) -> Iterator[DeviceLibrary]:

@@ -44,13 +44,16 @@ class NativeLibrary:
         return [f"{reason}; it is compiled at first use" for reason in self.refused]
 
 
+NativeLibraries = Sequence[NativeLibrary]
+
+
 def make_native(
     files: Mapping[str, Path],
     target: Target,
     folder: Path,
     assembler: Assembler,
     progress: Progress,
-) -> tuple[NativeLibrary, ...]:
+) -> NativeLibraries:
     """Write libraries (name → file) anew, with machine code for PTX that the device would compile.
 
     A library without such PTX is not written. The new files come into ``folder``. PTX stays if it
@@ -115,7 +118,7 @@ def _make_library(
 
 
 def native_facts(
-    libraries: Sequence[NativeLibrary],
+    libraries: NativeLibraries,
     assembler: Assembler,
     dropped: Sequence[str],
 ) -> Facts:

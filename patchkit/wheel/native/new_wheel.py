@@ -15,7 +15,7 @@ from patchkit.wheel.file.sbom import UNLABELLED, made_facts, name_wheel
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.make import NativeLibrary
+from patchkit.wheel.native.make import NativeLibraries
 from patchkit.wheel.native.parts import native_parts, read_kernels
 
 
@@ -24,7 +24,7 @@ class NewFile:
     """A new wheel, and its libraries that had PTX to assemble."""
 
     path: Path
-    libraries: tuple[NativeLibrary, ...]
+    libraries: NativeLibraries
 
 
 def write_native_wheel(

@@ -17,12 +17,12 @@ from patchkit.frozen import Texts, frozen
 from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
-from patchkit.wheel.device.inspect import Binary, inspect_wheel, jit_entries
-from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
+from patchkit.wheel.device.inspect import Binaries, inspect_wheel, jit_entries
+from patchkit.wheel.device.libraries import Judgements, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
+from patchkit.wheel.native.make import NativeLibraries, make_native, native_facts
 
 # Handlers of an import that is missing: ImportError and what it derives from.
 _CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
@@ -32,8 +32,8 @@ _CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseExcepti
 class Kernels:
     """The libraries of a wheel, each judged on the device."""
 
-    binaries: tuple[Binary, ...]
-    judged: tuple[Judged, ...]
+    binaries: Binaries
+    judged: Judgements
 
     @property
     def cuda(self) -> str:
@@ -61,7 +61,7 @@ class NativeParts:
     Empty for a wheel that is not made native.
     """
 
-    libraries: tuple[NativeLibrary, ...] = ()
+    libraries: NativeLibraries = ()
     dropped: Texts = ()
     facts: Facts = field(default_factory=dict)
 

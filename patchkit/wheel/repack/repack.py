@@ -34,7 +34,7 @@ from patchkit.target import Target, toolkits
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.device.inspect import first_use_phrase
 from patchkit.wheel.device.libraries import (
-    Judged,
+    Judgements,
     Use,
     library_table,
     needed_versions,
@@ -70,7 +70,7 @@ class Repacked:
     fresh: bool
     source: Mapping[str, Any]
     outcome: Applied
-    libraries: tuple[Judged, ...]
+    libraries: Judgements
     notes: Texts
     facts: Facts
 

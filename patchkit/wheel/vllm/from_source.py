@@ -42,7 +42,7 @@ from patchkit.wheel.build.torch_toolkit import (
     cross_variables,
     full_toolkit,
 )
-from patchkit.wheel.device.inspect import Binary
+from patchkit.wheel.device.inspect import Binaries
 from patchkit.wheel.device.libraries import (
     compiled_sources,
     prove_compiled,
@@ -159,7 +159,7 @@ def _make_vllm_wheel(
 def _prove_compiled(
     root: Path,
     order: VllmOrder,
-    binaries: Sequence[Binary],
+    binaries: Binaries,
 ) -> Iterator[str]:
     """Prove that CMake compiled for the wanted archs and that the libraries hold this code.
 

@@ -49,8 +49,8 @@ from patchkit.source.releases import read_lock
 from patchkit.target import Target
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.toolchain import Toolchain
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
+from patchkit.wheel.device.inspect import Binaries, inspect_wheel
+from patchkit.wheel.device.libraries import Judgements, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 from patchkit.wheel.native.parts import members_of
 from patchkit.wheel.repack.origin import upstream_wheels
@@ -549,7 +549,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     return FoundSource(identity, True, fill)
 
 
-def _list_codes(binaries: Iterable[Binary]) -> str:
+def _list_codes(binaries: Binaries) -> str:
     """List libraries with their device code: ``_C (sm_90a, compute_120)``."""
     words = []
     for binary in binaries:
@@ -583,8 +583,8 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
 
 def _require_serving(
     option: str,
-    binaries: list[Binary],
-    judged: list[Judged],
+    binaries: Binaries,
+    judged: Judgements,
     target: Target,
 ) -> None:
     """Raise ProofError for libraries that do not load, or are linked with another CUDA."""

@@ -21,7 +21,7 @@ from patchkit.quoting import quoted
 from patchkit.source.project import projects
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.inspect import Binaries, inspect_wheel
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.file.wheelfile import ANY, Facts, WheelFile, WheelName
@@ -48,7 +48,7 @@ class ListedWheel:
     entry: ManifestEntry
     path: Path
     metadata: WheelMetadata | None = None
-    binaries: tuple[Binary, ...] = ()
+    binaries: Binaries = ()
 
     @property
     def name(self) -> WheelName:
