@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from patchkit.source.releases import ExactPin, load_facts, named_version
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.pins import (
     WheelPin,
+    WheelPins,
     find_ineffective,
     pins_in,
     require_none,
@@ -24,6 +24,7 @@ from patchkit.wheel.wheelhouse.storage import (
     USER,
     Manifest,
     Override,
+    Overrides,
     commit_files,
     listed_manifest,
     open_for_writing,
@@ -71,7 +72,7 @@ def choose_override(house: Path, takes: ExactPin) -> Override:
     )
 
 
-def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
+def _find_pin(house: Path, pins: WheelPins, project: str) -> WheelPin:
     """Return the pin of a project. Raises UsageError if there is none, or several differ."""
     by_pin = {pin.pin: pin for pin in pins if pin.pin.project == project}
     if not by_pin:
@@ -92,7 +93,7 @@ def _find_pin(house: Path, pins: Sequence[WheelPin], project: str) -> WheelPin:
     return pin
 
 
-def _known_reason(pins: Iterable[WheelPin], pin: ExactPin) -> str:
+def _known_reason(pins: WheelPins, pin: ExactPin) -> str:
     """Return the known bug of the pinned release as a reason, or words for none."""
     for override in known_overrides(pins, ()):
         if override.pin == pin:
@@ -141,9 +142,9 @@ def _replace_override(
 
 
 def known_overrides(
-    pins: Iterable[WheelPin],
-    recorded: Iterable[Override],
-) -> tuple[Override, ...]:
+    pins: WheelPins,
+    recorded: Overrides,
+) -> Overrides:
     """Return overrides to suggest: of pinned releases that have a known bug.
 
     A project that has a ``recorded`` override gets no suggestion.

@@ -30,7 +30,7 @@ from patchkit.wheel.wheelhouse.storage import (
     MANIFEST,
     Kind,
     ManifestEntry,
-    Override,
+    Overrides,
     wheelhouse_command,
 )
 
@@ -67,6 +67,9 @@ class ListedWheel:
     def facts(self) -> Facts:
         """Return the contents of patchkit.json, {} if the wheel has none or was not read."""
         return self.metadata.facts if self.metadata else {}
+
+
+ListedWheels = Sequence[ListedWheel]
 
 
 def read_listed_wheels(
@@ -126,6 +129,9 @@ class WheelPin:
     requires: ExactPin
 
 
+WheelPins = Sequence[WheelPin]
+
+
 def leading() -> set[str]:
     """Return the distributions whose pins decide which other wheels are built or downloaded."""
     return {TORCH, *(project.distribution for project in projects().values())}
@@ -145,7 +151,7 @@ def sources_of(distribution: str) -> str:
 def wheel_pins(
     wheels: Iterable[WheelMetadata],
     locked: Iterable[WheelName],
-) -> tuple[WheelPin, ...]:
+) -> WheelPins:
     """Return the pins of the wheels of torch, and of projects.
 
     If no torch is among ``wheels``, add the pin of NCCL that the recipe records for the torch that
@@ -184,7 +190,7 @@ def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
             yield WheelPin(pin=pin, by=by, wheel=wheel.name, requires=pin)
 
 
-def pins_in(house: Path) -> tuple[WheelPin, ...]:
+def pins_in(house: Path) -> WheelPins:
     """Return the pins of the wheels of vLLM and torch in a wheelhouse; () if it does not exist.
 
     Raises UsageError if a wheel cannot be read.
@@ -225,8 +231,8 @@ def _read_requirements(path: Path) -> WheelMetadata:
 
 def find_ineffective(
     house: Path,
-    overrides: Iterable[Override],
-    pins: Sequence[WheelPin],
+    overrides: Overrides,
+    pins: WheelPins,
 ) -> Findings:
     """Yield a finding for each override whose pin no wheel has."""
     for override in overrides:
@@ -257,8 +263,8 @@ class _NodeWheels:
     """The wheels that a node with a CPU can install, and the overrides of their pins."""
 
     cpu: str
-    wheels: Sequence[ListedWheel]
-    overrides: Sequence[Override]
+    wheels: ListedWheels
+    overrides: Overrides
 
     def unmet_needs(self) -> Findings:
         """Yield a finding for each requirement that the other wheels do not meet.
@@ -417,8 +423,8 @@ class _NodeWheels:
 
 def find_disagreements(
     house: Path,
-    wheels: Sequence[ListedWheel],
-    overrides: Sequence[Override],
+    wheels: ListedWheels,
+    overrides: Overrides,
 ) -> tuple[Finding, ...]:
     """Return findings, each only once, about everything that keeps wheels from working together."""
     findings = [*find_ineffective(house, overrides, all_pins(wheels))]
@@ -438,8 +444,8 @@ def find_disagreements(
 
 
 def find_contradicted(
-    overrides: Sequence[Override],
-    wheels: Sequence[ListedWheel],
+    overrides: Overrides,
+    wheels: ListedWheels,
 ) -> Findings:
     """Yield a finding for each wheel whose version is not the one that an override takes."""
     for override, wheel in product(overrides, wheels):
@@ -458,7 +464,7 @@ def find_contradicted(
             )
 
 
-def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
+def all_pins(wheels: ListedWheels) -> WheelPins:
     """Return the pins of listed wheels, also for a torch that is only locked."""
     read = [wheel.metadata for wheel in wheels if wheel.metadata]
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
@@ -489,7 +495,7 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
     return f"{drop} && {build}; or, to keep it: {keep}"
 
 
-def cuda_majors(wheels: Sequence[ListedWheel]) -> dict[int, str]:
+def cuda_majors(wheels: ListedWheels) -> dict[int, str]:
     """Return major version of CUDA → a wheel, for each version that built libraries need."""
     return {
         major: wheel.name

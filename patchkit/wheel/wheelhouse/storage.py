@@ -7,7 +7,7 @@ import enum
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -238,6 +238,9 @@ class Override:
 
     def fields(self) -> Values:
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
+
+
+Overrides = Sequence[Override]
 
 
 _HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"

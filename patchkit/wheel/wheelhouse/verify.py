@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import combinations
@@ -39,6 +39,7 @@ from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
     ListedWheel,
+    ListedWheels,
     all_pins,
     find_disagreements,
     read_listed_wheels,
@@ -53,7 +54,7 @@ from patchkit.wheel.wheelhouse.storage import (
     Kind,
     Manifest,
     ManifestEntry,
-    Override,
+    Overrides,
     commit_files,
     hold_wheelhouse,
     listed_manifest,
@@ -217,8 +218,8 @@ class Verified:
     pins: Values
     findings: tuple[Finding, ...]
     unmet: Texts
-    overrides: tuple[Override, ...]
-    offers: tuple[Override, ...]
+    overrides: Overrides
+    offers: Overrides
 
 
 def verify_wheelhouse(house: Path) -> Verified:
@@ -251,7 +252,7 @@ def verify_wheelhouse(house: Path) -> Verified:
     )
 
 
-def _deciding_versions(wheels: Sequence[ListedWheel]) -> Values:
+def _deciding_versions(wheels: ListedWheels) -> Values:
     """Return project → version for built wheels, and for torch, triton and NCCL."""
     versions = {}
     for wheel in wheels:
@@ -262,7 +263,7 @@ def _deciding_versions(wheels: Sequence[ListedWheel]) -> Values:
     return versions
 
 
-def _unmet_pins(wheels: Sequence[ListedWheel]) -> Texts:
+def _unmet_pins(wheels: ListedWheels) -> Texts:
     projects = {wheel.name.project for wheel in wheels}
     pins = []
     for wheel in wheels:
