@@ -66,6 +66,9 @@ class Command(NamedTuple):
     block: tuple[Branch, ...]
 
 
+Commands = tuple[Command, ...]
+
+
 # The first class excludes $, since $(NAME) is the only way to have parens in an unquoted argument.
 _WORD = r'[^ \0\t\r\n()#"\[=\\$]++|\$(?:\([A-Za-z0-9_]*\))?+|\\(?!\r?\n)[^\0]'
 # unquoted_legacy of cmake-language(7): `-Da="b c"` is one argument, quotes and space included.
@@ -113,7 +116,7 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
 
 # Cached, since several fixes and proofs read the same build files.
 @lru_cache
-def commands(text: str, path: str = "<cmake>") -> tuple[Command, ...]:
+def commands(text: str, path: str = "<cmake>") -> Commands:
     """Return all commands in order.
 
     Raises CMakeSyntaxError, also if a block is not closed, or is closed by another command.

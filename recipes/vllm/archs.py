@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from patchkit.durable.staging import ScratchFolder
-from patchkit.edit.cmake import Command, commands
+from patchkit.edit.cmake import Command, Commands, commands
 from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.frozen import Texts, Values, frozen
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
@@ -172,7 +172,7 @@ def _keyword_variable(call: Command, keyword: str) -> str:
     return ""
 
 
-def _first_source(before: tuple[Command, ...], variable: str) -> str:
+def _first_source(before: Commands, variable: str) -> str:
     """Return the name of a group: folder and stem of the first CUDA source in a variable.
 
     The sources are those of the last command in ``before`` that sets the variable. Without sources,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from patchkit.edit.cmake import Branch, Command, commands
+from patchkit.edit.cmake import Branch, Command, Commands, commands
 from patchkit.errors import DriftError
 from patchkit.frozen import Texts, frozen, positional
 from patchkit.source.tree import SourceTree
@@ -94,7 +94,7 @@ class _Reached:
 
     path: str
     call: Command
-    calls: tuple[Command, ...]
+    calls: Commands
 
     def unseen(self, problem: str) -> DriftError:
         """Return the error for a fetch in a form that patchkit does not know."""
@@ -235,9 +235,9 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
     return tuple(sources.values())
 
 
-def _read_files(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
+def _read_files(tree: SourceTree) -> dict[str, Commands]:
     """Return file → its commands, for the files and commands that a CUDA build reaches."""
-    files: dict[str, tuple[Command, ...]] = {}
+    files: dict[str, Commands] = {}
     waiting = [ROOT_FILE]
     while waiting:
         path = waiting.pop(0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 from packaging.version import Version
 
-from patchkit.edit.cmake import Argument, Command, commands, list_items
+from patchkit.edit.cmake import Argument, Command, Commands, commands, list_items
 from patchkit.frozen import Texts, positional
 from patchkit.recipes.vllm.archs import INTERSECTION
 
@@ -81,7 +80,7 @@ def _asks_for_cuda13(condition: Texts) -> bool:
             return False
 
 
-def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
+def _switches_sm100_on(call: Command, later: Commands) -> bool:
     """Return whether the first ``-DENABLE_…`` after a list ends with ``_SM100=1``.
 
     The search stops at the next list of another variable.

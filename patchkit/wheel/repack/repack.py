@@ -8,7 +8,7 @@ Each step returns a new value, made from the values of earlier steps.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -54,7 +54,7 @@ from patchkit.wheel.native.parts import (
     read_kernels,
 )
 from patchkit.wheel.repack.origin import Origin
-from patchkit.wheel.wheelhouse.contents import add_wheel, check_room
+from patchkit.wheel.wheelhouse.contents import Say, add_wheel, check_room
 
 
 @frozen
@@ -84,7 +84,7 @@ def repack_wheel(
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
     assembler: Assembler | None = None,
     keep_libraries: bool = False,
-    say: Callable[[str], None] = lambda _line: None,
+    say: Say = lambda _line: None,
 ) -> Repacked:
     """Patch and prove the wheel ``origin``, and put the new wheel into the wheelhouse ``house``.
 

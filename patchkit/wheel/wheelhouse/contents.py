@@ -31,6 +31,8 @@ from patchkit.wheel.wheelhouse.storage import (
     write_documents,
 )
 
+Say = Callable[[str], None]
+"""A function that shows a line to the user."""
 FILLING = ".filling"
 """The folder in which a fill collects downloads; after an interruption, the next fill continues."""
 
@@ -100,7 +102,7 @@ def add_wheel(
     wheel: Path,
     facts: Mapping[str, Any],
     *,
-    say: Callable[[str], None] = lambda _line: None,
+    say: Say = lambda _line: None,
 ) -> Path:
     """Put a finished wheel into the wheelhouse and the manifest; return its path there.
 

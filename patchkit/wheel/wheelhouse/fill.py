@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from patchkit.wheel.file.torch import Torch, torch_of
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
+    Say,
     load_manifest,
     read_settled,
     replace_dependencies,
@@ -137,7 +138,7 @@ def fill_wheelhouse(
     also: Sequence[str] = (),
     lock_only: bool = False,
     progress: Progress = lambda _done, _all: None,
-    tell: Callable[[str], None] = lambda _line: None,
+    tell: Say = lambda _line: None,
 ) -> Filled:
     """Resolve the dependencies of the built wheels for a node, download them, lock them by hash.
 
@@ -257,7 +258,7 @@ def _collect_wheels(
     house: Path,
     downloads: Path,
     progress: Progress,
-    tell: Callable[[str], None],
+    tell: Say,
 ) -> dict[str, Path]:
     """Download the wheels that are in neither folder, and return file name → path for all."""
     files: dict[str, Path] = {}
@@ -289,7 +290,7 @@ def _check_room(
     house: Path,
     absent: Sequence[LockedWheel],
     downloads: Path,
-    tell: Callable[[str], None],
+    tell: Say,
 ) -> None:
     """Tell how much will be downloaded. Raises StorageError if the disk has no room for it."""
     size = sum(wheel.size for wheel in absent)
