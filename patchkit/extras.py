@@ -14,6 +14,7 @@ BUILD = ("auditwheel", "filelock", "jinja2", "ninja", "pyproject_hooks", "tvm_ff
 """Import names of the libraries that the extra ``build`` installs."""
 BASE = (
     "cmake",
+    "libcst",
     "lz4",
     "packaging",
     "platformdirs",

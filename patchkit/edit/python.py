@@ -2,20 +2,29 @@
 
 ``before`` and ``after`` are snippets: one expression, or one or more statements. Syntax trees are
 compared, so formatting and comments do not matter; only the matched span is replaced. A scope is
-the function to search, ``function`` or ``Class.method``.
+the function to search, ``function`` or ``Class.method``. The standard parser finds the scope, since
+it is much faster than libcst, which then parses that function alone.
 """
 
 from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit, Edits
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
 from patchkit.reading import parse_python
+
+if TYPE_CHECKING:
+    # libcst takes longer to import than a whole `patchkit fixes`, which parses nothing.
+    import libcst as cst
+    from libcst.metadata import CodeSpan
+
+_SHELL = "class _:\n"  # makes an indented function a module of its own
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Span = tuple[int, int]
@@ -40,7 +49,7 @@ def swap(
     spans = _find_spans(text, definition, before)
     done = _find_spans(text, definition, after)
     # ``after`` contains ``before`` if it inserts code beside it.
-    kept = _equal_runs(ast.parse(_dedent_code(after)), before)
+    kept = _equal_runs(_spans_by_node(_dedent_code(after)), before)
     if len(done) == 1 and len(spans) == len(kept):
         return []
 
@@ -150,38 +159,74 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
 
 def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
     """Return the spans of a definition whose syntax tree equals that of ``code``."""
-    runs = _equal_runs(ast.Module([definition], []), code)
-    return sorted(span_of(text, run[0], run[-1]) for run in runs)
+    start = _line_offset(text, definition.lineno)
+    stop = _line_offset(text, (definition.end_lineno or 0) + 1)
+    segment = text[start:stop].rstrip("\n") + "\n"
+    shell = _SHELL if segment[:1] in " \t" else ""
+    source = shell + segment
+    positions = _spans_by_node(source)
+
+    # libcst counts bytes of UTF-8; an Edit counts code points.
+    data = source.encode()
+    shift = start - len(shell)
+    spans = []
+    for run in _equal_runs(positions, code):
+        first = positions[run[0]]
+        last = positions[run[-1]]
+        begin = len(data[: first.start].decode())
+        end = len(data[: last.start + last.length].decode())
+        spans.append((begin + shift, end + shift))
+    return sorted(spans)
 
 
-def span_of(text: str, first: Any, last: Any) -> Span:
-    """Return the span from the first node of a syntax tree to the last."""
+def span_of(text: str, first: ast.stmt, last: ast.stmt) -> Span:
+    """Return the span from the first statement to the last."""
     start = _place_offset(text, first.lineno, first.col_offset)
-    return start, _place_offset(text, last.end_lineno, last.end_col_offset)
+    return start, _place_offset(text, last.end_lineno or 0, last.end_col_offset or 0)
 
 
-def _equal_runs(tree: ast.Module, code: str) -> list[list[Any]]:
+# Cached, since `swap` looks for two pieces of code in one scope.
+@lru_cache(maxsize=16)
+def _spans_by_node(code: str) -> Mapping[cst.CSTNode, CodeSpan]:
+    """Return every node of the syntax tree of ``code``, with its span in bytes."""
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+
+    # libcst copies a tree in case a node is in it twice, which a parsed module never has.
+    wrapper = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True)
+    return wrapper.resolve(ByteSpanPositionProvider)
+
+
+def _equal_runs(nodes: Iterable[cst.CSTNode], code: str) -> list[Sequence[cst.CSTNode]]:
     """Return each run of nodes that equals ``code``: one expression, or consecutive statements."""
-    blocks: list[list[Any]] = []
-    match ast.parse(_dedent_code(code)).body:
-        case [ast.Expr(value=expression)]:
-            pattern: list[Any] = [expression]
-            blocks += ([node] for node in ast.walk(tree))
-        case pattern:
-            for node in ast.walk(tree):
-                values = vars(node).values()
-                blocks += (value for value in values if isinstance(value, list))
+    import libcst as cst
 
-    size = len(pattern)
-    runs = []
-    for block in blocks:
-        runs += [block[start : start + size] for start in range(len(block))]
+    pattern: Sequence[cst.CSTNode] = cst.parse_module(_dedent_code(code)).body
+    runs: list[Sequence[cst.CSTNode]] = []
+    match pattern:
+        case [cst.SimpleStatementLine(body=[cst.Expr(value=expression)])]:
+            pattern = [expression]
+            runs += ([node] for node in nodes)
+        case _:
+            for node in nodes:
+                if isinstance(node, cst.Module | cst.IndentedBlock):
+                    starts = range(len(node.body) - len(pattern) + 1)
+                    runs += (node.body[i : i + len(pattern)] for i in starts)
 
-    # The kinds of nodes are compared first, which is much cheaper.
+    # Shapes by ast.dump ignore quotes, parentheses and blank space. The kinds of nodes are compared
+    # first, which is much cheaper.
     kinds = list(map(type, pattern))
-    shape = list(map(ast.dump, pattern))
     alike = (run for run in runs if list(map(type, run)) == kinds)
-    return [run for run in alike if list(map(ast.dump, run)) == shape]
+    shape = _syntax_shape(code)
+    written = cst.Module(body=[]).code_for_node
+    return [run for run in alike if _syntax_shape("".join(map(written, run))) == shape]
+
+
+def _syntax_shape(code: str) -> str | None:
+    try:
+        return ast.dump(ast.parse(_dedent_code(code)))
+    except SyntaxError:
+        return None
 
 
 def _definition_start(text: str, node: Definition) -> int:
