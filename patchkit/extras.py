@@ -10,7 +10,16 @@ from pathlib import Path
 from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
-BUILD = ("auditwheel", "filelock", "jinja2", "ninja", "pyproject_hooks", "tvm_ffi")
+BUILD = (
+    "auditwheel",
+    "build",
+    "filelock",
+    "jinja2",
+    "ninja",
+    "pyproject_hooks",
+    "scikit_build_core",
+    "tvm_ffi",
+)
 """Import names of the libraries that the extra ``build`` installs."""
 BASE = (
     "cmake",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import zipfile
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from string import Template
@@ -11,16 +11,19 @@ from string import Template
 from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import tree_digest
+from patchkit.errors import BuildError
 from patchkit.frozen import frozen
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
+from patchkit.process import run
+from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.origin import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.wheel.build.machine import WORK, emptied
-from patchkit.wheel.build.make import BuiltWheel, platform_tag
+from patchkit.wheel.build.make import BuiltWheel, clean_environment, platform_tag
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import require_portable
@@ -102,34 +105,32 @@ def pack_wheel(
     root: Path,
     order: CompileOrder,
     facts: Facts,
-    metadata: str,
+    pyproject: str,
     files: Mapping[str, bytes],
     licenses: Iterable[Path],
     provided: Collection[str] = (),
 ) -> BuiltWheel:
-    """Seal a wheel of ``files``, path → content, in the work folder ``root``, and prove it.
+    """Pack ``files``, path → content, by scikit-build-core; seal the wheel, and prove it.
 
-    ``metadata`` begins with the version of its format and the name of the distribution.
-    ``provided`` are libraries of other packages, as ``platform_tag`` takes them. Raises ProofError.
+    The work folder ``root`` gets the project, whose settings are ``pyproject``. ``provided`` are
+    libraries of other packages, as ``platform_tag`` takes them. Raises BuildError, ProofError.
     """
-    distribution = metadata.splitlines()[1].removeprefix("Name: ")
-    stem = f"{distribution.replace('-', '_')}-{facts['wheel']}"
-    tag = f"py3-none-linux_{facts['machine']}"
-    home = f"{stem}.dist-info"
-    wheel = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
-    members = {
-        **files,
-        f"{home}/METADATA": metadata.encode(),
-        f"{home}/WHEEL": wheel.encode(),
-    }
-    # For auditwheel; digests come when the wheel is sealed.
-    record = "".join(f"{path},,\n" for path in members)
-    members[f"{home}/RECORD"] = record.encode()
+    project = emptied(root / "project")
+    shutil.copy(RECIPES / "wheel" / "CMakeLists.txt", project)
+    (project / "pyproject.toml").write_text(pyproject, "utf-8")
+    for path, content in files.items():
+        place = project / "files" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
 
-    raw = emptied(root / "raw") / f"{stem}-{tag}.whl"
-    with zipfile.ZipFile(raw, "w") as archive:
-        for path, content in members.items():
-            archive.writestr(zipfile.ZipInfo(path), content)
+    out = emptied(root / "raw")
+    # Without isolation: scikit-build-core comes with the extra for builds.
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    command += [f"--outdir={out}", str(project)]
+    # The tag of the wheel is that of the CPU it is compiled for.
+    platform = {"_PYTHON_HOST_PLATFORM": f"linux-{facts['machine']}"}
+    run(*command, kind=BuildError, env=clean_environment(root) | platform)
+    (raw,) = out.glob("*.whl")
 
     texts = {
         f"licenses/{path.name}": path.read_text("utf-8")
@@ -138,8 +139,8 @@ def pack_wheel(
     }
     texts[FACTS] = as_text(facts)
     texts[f"sboms/{facts['project']}.cdx.json"] = as_text(compiled_sbom(facts))
-    platform = platform_tag(raw, provided)
-    sealed = seal_wheel(raw, emptied(root / "sealed"), platform, texts, {})
+    tag = platform_tag(raw, provided)
+    sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, {})
 
     binaries = require_portable(sealed)
     for binary in binaries:

@@ -131,7 +131,7 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
                 root,
                 order,
                 facts,
-                fill_template(facts, "METADATA", title=title),
+                fill_template(facts, "pyproject", title=title),
                 {f"{_PACKAGE}/__init__.py": provider.encode(), **libraries},
                 sorted((root / "source").glob("LICENSE*")),
                 _PROVIDED,

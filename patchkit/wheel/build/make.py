@@ -18,7 +18,6 @@ from patchkit.follow import Completed, Follow
 from patchkit.frozen import frozen
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
-from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.file.write import EPOCH
@@ -87,12 +86,11 @@ def clean_environment(root: Path) -> dict[str, str]:
     }
 
 
-def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
+def nccl_environment(root: Path) -> dict[str, str]:
     """Return the environment of NCCL's build; its linker flags strip the libraries."""
     return clean_environment(root) | {
         # -z defs: else a library without kernels, whose sources were not generated, would link.
         "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
-        "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",
     }
 
 

@@ -1,6 +1,6 @@
 """Build libnccl for one device, from a patched tree to a sealed wheel.
 
-NCCL's own makefiles do the work.
+NCCL's own makefiles compile, and scikit-build-core packs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     Raises BuildError, HostError, ProofError, StorageError, and the errors of ``apply``.
     """
     with staging() as staged:
-        env = nccl_environment(order.work, order.toolchain)
+        env = nccl_environment(order.work)
         check_toolchain(order.toolchain, order.gencode, staged, env)
 
         source = staged / "source"
@@ -89,7 +89,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
                 root,
                 order,
                 facts,
-                fill_template(facts, "METADATA"),
+                fill_template(facts, "pyproject"),
                 dict(_installed_files(build, order.version)),
                 [root / "source" / name for name in (_LICENSE, _NOTICES)],
             )
@@ -135,7 +135,7 @@ def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
             "cuda": CUDA_LICENSE,
         },
     }
-    template = fill_template({**facts, "wheel": ""}, "METADATA")
+    template = fill_template({**facts, "wheel": ""}, "pyproject")
     reduced = "reduced." if order.functions else ""
     # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of what packs them.
     label = digest_label(as_text(facts), template)
