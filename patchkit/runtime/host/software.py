@@ -166,9 +166,12 @@ def find_flashinfer(
 
     base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
     base = base.replace("{vllm}", find_version(path, "vllm"))
-    folder = "_".join(sorted(archs.split())) or "*"
-    pattern = f".cache/flashinfer/{version}/{folder}/cached_ops/*/*.so"
-    modules += [file.stem for file in Path(base).expanduser().glob(pattern)]
+    # Path's own raises for a user that nobody has.
+    cache = Path(os.path.expanduser(base), ".cache/flashinfer", version)  # noqa: PTH111
+    # As FlashInfer sorts them: 9.0a, 12.1a. It also adds the letter that one lacks.
+    folder = "*_".join(sorted(re.findall(r"\w+", archs), key=len))
+    files = cache.glob(f"{folder}*/cached_ops/*/*.so")
+    modules += [file.stem for file in files if file.is_file()]
 
     package = homes[_FLASHINFER].with_name("flashinfer")
     runner = read_lines(package / "jit/cpp_ext.py")

@@ -106,7 +106,9 @@ def lost_files(path: Iterable[str], stem: str) -> tuple[Owner, ...]:
 
 
 def read_lines(place: Path) -> list[str]:
-    """Return the lines of a file, none if it cannot be read."""
+    """Return the lines of a file, none if it cannot be read, or is none: a FIFO would block."""
+    if not place.is_file():
+        return []
     try:
         return place.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -131,6 +131,9 @@ def test_the_version_in_the_bytes(text, version, tmp_path):
     [
         ({}, {}, {"sampling"}, ""),
         ({}, {"FLASHINFER_CUDA_ARCH_LIST": "12.0f"}, {"rope"}, ""),
+        ({}, {"FLASHINFER_CUDA_ARCH_LIST": "12.1"}, {"sampling"}, ""),
+        ({}, {"FLASHINFER_CUDA_ARCH_LIST": "12.1a 9.0a"}, {"silu"}, ""),
+        ({}, {"FLASHINFER_CUDA_ARCH_LIST": "1**"}, {"rope", "sampling"}, ""),
         ({"": "0.7.2.post1", "-sm121a": "0.7.2.post1"}, {}, {"sampling", "xqa"}, ""),
         (
             {"": "0.7.2.post1+cu130", "-sm121a": "0.7.2.post1+cu130"},
@@ -168,15 +171,33 @@ def test_modules_of_flashinfer(wheels, variables, modules, prebuilt, env, tmp_pa
         flashinfer.install(env.site, project, version, *built)
     flashinfer.compile_into(tmp_path, "0.7.2.post1", "121a", "sampling")
     flashinfer.compile_into(tmp_path, "0.7.2.post1", "120f", "rope")
+    flashinfer.compile_into(tmp_path, "0.7.2.post1", "90a_121a", "silu")
     flashinfer.compile_into(tmp_path, "0.6.13", "121a", "page")
+    cache = tmp_path / flashinfer.CACHE.format(version="0.7.2.post1", archs="121a")
+    for name in ("fifo", "gone"):
+        (cache / name).mkdir()
+    os.mkfifo(cache / "fifo/fifo.so")
+    (cache / "gone/gone.so").symlink_to("nowhere")
     env.variables |= {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), **variables}
 
     kernels = found(env).flashinfer
 
     assert modules <= {*kernels.modules}
-    assert "page" not in kernels.modules
+    assert not {"page", "fifo", "gone"} & {*kernels.modules}
     assert ("sampling" in kernels.modules) == ("sampling" in modules)
     assert kernels.facts["prebuilt"] == prebuilt
+
+
+def test_what_is_no_file_of_flashinfer_blocks_nobody(env, tmp_path):
+    flashinfer.install(env.site, "flashinfer-python", "0.6.13**", "sampling")
+    (record,) = env.site.glob("flashinfer_python*/RECORD")
+    record.unlink()
+    os.mkfifo(record)
+    (env.site / "flashinfer/jit").mkdir(parents=True)
+    os.mkfifo(env.site / "flashinfer/jit/cpp_ext.py")
+    for base in ("~nobody-of-this-name/x", ""):
+        env.variables["FLASHINFER_WORKSPACE_BASE"] = base
+        assert found(env).flashinfer.modules == ()
 
 
 def test_compilers_of_flashinfer(env, tmp_path):
