@@ -1,16 +1,14 @@
-"""Ask FlashInfer's own generators for modules, and have FlashInfer compile those that are missing.
+"""Have FlashInfer compile modules that its own generators make, where none is compiled.
 
 It runs alone, under the Python that has FlashInfer. Standard input, or the file that is named, is a
 JSON list of calls:
 
     [{"function": "flashinfer.jit.sampling:gen_sampling_module", "arguments": {}, "jobs": 2}]
 
-An argument such as "torch.bfloat16" is that type of torch. For each call, standard output has a
-line of JSON: ``name``; ``found``, the place of a compiled library ("cache", "provider", "data/aot",
-"" for none), and ``library``, its path; ``ninja``, the file that was written, else "". A call that
-this release does not know has ``error`` instead. With ``--build`` the output of ninja follows, with
-at most ``jobs`` compilers, and a line for each module that was compiled: into FlashInfer's cache
-one module after the other, as FlashInfer itself does it; with ``--cuda``, for a wheel, all at once.
+An argument such as "torch.bfloat16" is that type of torch. Standard output is that of ninja, with
+at most ``jobs`` compilers: into FlashInfer's cache one module after the other, as FlashInfer itself
+does it; with ``--cuda``, for a wheel, all of one number of jobs at once. A call that this release
+does not know, or whose generator fails, ends the script with status 1, after the other modules.
 """
 
 from __future__ import annotations
@@ -27,15 +25,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-_NOT_THERE = (
-    AssertionError,
-    AttributeError,
-    ImportError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_ERRORS: list[str] = []
 
 
 class _StandIn(ModuleType):
@@ -51,7 +41,6 @@ class _StandIn(ModuleType):
 def main() -> None:
     """Do what the docstring of this file says."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--build", action="store_true")
     parser.add_argument(
         "--cuda",
         help="CUDA to compile for, without torch; the same link order anywhere",
@@ -69,31 +58,23 @@ def main() -> None:
         _stand_in_torch(options.cuda)
     core = _import_core()
 
-    groups = []
     for jobs, group in groupby(calls, key=lambda call: call.get("jobs")):
-        specs = list(filter(None, map(_make_spec, group)))
-        for spec in specs:
-            if options.cuda:
-                spec.sources.sort()  # some come in the order of a folder
-            if not spec.is_aot:
-                spec.write_ninja()
-            _tell(spec)
-        groups.append((jobs, [spec for spec in specs if not spec.is_aot]))
-
-    for jobs, specs in groups if options.build else ():
         if jobs:
             os.environ["MAX_JOBS"] = str(jobs)
-        _build(core, specs, at_once=bool(options.cuda))
+        specs = list(filter(None, map(_make_spec, group)))
+        if options.cuda:
+            for spec in specs:
+                spec.sources.sort()  # some come in the order of a folder
+            core.build_jit_specs(specs, verbose=True)
+            continue
 
+        for spec in specs:
+            if not spec.is_aot:
+                # As at run time: else ninja would find no log of its own, and compile again.
+                spec.build(True, need_lock=True)
 
-def _build(core: Any, specs: list[Any], *, at_once: bool) -> None:
-    if at_once:
-        core.build_jit_specs(specs, verbose=True)
-    for spec in specs:
-        if not at_once:
-            # As at run time: else ninja would find no log of its own, and compile again.
-            spec.build(True, need_lock=True)
-        _tell(spec)
+    if _ERRORS:
+        sys.exit("\n".join(_ERRORS))
 
 
 def _stand_in_torch(cuda: str) -> None:
@@ -123,7 +104,7 @@ def _import_core() -> Any:
 
 
 def _make_spec(call: dict[str, Any]) -> Any:
-    """Return the JitSpec that a generator makes; tell why there is none, and return None."""
+    """Return the JitSpec that a generator makes; keep the error of one that fails."""
     torch = sys.modules["torch"]
     try:
         arguments = {
@@ -134,33 +115,9 @@ def _make_spec(call: dict[str, Any]) -> Any:
         }
         module, _, function = call["function"].partition(":")
         return getattr(importlib.import_module(module), function)(**arguments)
-    except _NOT_THERE as error:
-        _write({**call, "error": f"{type(error).__name__}: {error}"})
+    except Exception as error:  # noqa: BLE001 - whatever fails in a generator
+        _ERRORS.append(f"{type(error).__name__}: {error}")
         return None
-
-
-def _tell(spec: Any) -> None:
-    found = ""
-    path = spec.jit_library_path
-    if spec.is_aot:
-        path = spec.aot_path
-        found = "data/aot" if path.match("flashinfer/data/aot/*/*") else "provider"
-    elif path.exists():
-        found = "cache"
-
-    _write(
-        {
-            "name": spec.name,
-            "found": found,
-            "library": str(path) if found else "",
-            "ninja": "" if spec.is_aot else str(spec.ninja_path),
-        }
-    )
-
-
-def _write(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -277,17 +277,19 @@ def compile_modules(
     script: str,
     calls: list[Fields],
     variables: Values,
+    by_memory: bool,
 ) -> Generator[tuple[int, int], None, tuple[bool, list[str]]]:
     """Let ``python`` run ``script``, which compiles modules of FlashInfer: ``calls`` is its input.
 
-    Yields how many of ninja's steps are done, and all. As many compilers run at once as memory
-    holds. Ended early, it goes on the next time. Returns whether all is compiled, with what the
-    workers of the cluster ``name`` got, or else with what ninja and the script said.
+    Yields how many of ninja's steps are done, and all. With ``by_memory``, as many compilers run at
+    once as memory holds, else as many as FlashInfer and ``variables`` say. Ended early, it goes on
+    the next time. Returns whether all is compiled, with what the workers of the cluster ``name``
+    got, or else with what ninja and the script said.
     """
     memory = read_memory(Reader(LIVE))
     free_gib = memory.available / KIB_PER_GIB - _LEFT_GIB if memory else 0
     cores = len(os.sched_getaffinity(0))
-    for call in calls:
+    for call in calls if by_memory else ():
         call["jobs"] = max(1, min(cores, int(free_gib / call["gib"])))
 
     lines = []
@@ -295,7 +297,6 @@ def compile_modules(
         python,
         "-c",
         script,
-        "--build",
         env={**os.environ, **variables},
         cwd=Path("/"),
         given=[json.dumps(calls).encode()],
@@ -308,7 +309,9 @@ def compile_modules(
 
     done = running.done
     if done.trouble:
-        lines += (done.errors or done.error().what).splitlines()
+        end, _colon, text = done.trouble.partition(": ")
+        last_line = text.rpartition("\n")[2]
+        lines += [*done.errors.splitlines(), f"{python} {end}: {last_line}"]
         return False, lines[-_LINES:]
 
     group = config_folder(name) / "group.py"

@@ -26,6 +26,7 @@ from patchkit.runtime.serve.command_notes import first_start_notes, missing_call
 from patchkit.runtime.serve.compiled_modules import SCRIPT
 
 _PAUSE = 2.0  # seconds between two questions to a server that is busy
+_LEFT = "the start compiles it beside the weights"
 _LOADING = ("activating", "deactivating", "reloading")
 
 
@@ -208,7 +209,7 @@ def _compile_first(
     began = time.monotonic()
 
     def update(done: int, total: int) -> None:
-        tenths = done * 10 // total
+        tenths = done * 10 // max(total, 1)
         text = f"compiling before the weights are loaded: {tenths}0 % of {total} steps"
         busy = replace(unit, sub="busy", text=text)
         watcher.tell(busy, time.monotonic() - began)
@@ -223,6 +224,8 @@ def _compile_first(
         script=SCRIPT.read_text(encoding="utf-8"),
         calls=calls,
         variables=plan.units.variables(rank),
+        # Not where the user's number decides, or FlashInfer, which knows limits of control groups.
+        by_memory=not (node.situation.get("jobs") or "MAX_JOBS" in cluster.serve.set),
     )
     if is_done:
         for text in lines:
@@ -233,9 +236,10 @@ def _compile_first(
         (head.destination, JournalLine(time=0, unit=unit.unit, text=line))
         for line in lines
     ]
-    error = watcher.explain(journal, "the start compiles it beside the weights")
-    text = f"{error.what}; {error.why}; next: {error.hint}" if error.why else lines[-1]
-    watcher.note(f"not compiled before the start: {text}")
+    error = watcher.explain(journal, _LEFT)
+    # Of an unknown cause, the log of the start tells more: it compiles the same.
+    what, why = (error.what, error.why) if error.why else ("".join(lines[-1:]), _LEFT)
+    watcher.note(f"not compiled before: {what}; {why}; next: {error.hint}")
 
 
 def _watch_again(

@@ -28,6 +28,7 @@ from tools import serve_lines
 
 VERSION = "0.6.13"
 HOME = SCRIPT.parent
+GENERATED = (".cache/flashinfer", VERSION, "121a/generated")
 # A compiler that writes its output, and the line of a log that says so.
 COMPILER = """\
 #!/bin/sh
@@ -104,9 +105,10 @@ def calls_of(*names):
     return [asdict(call) for call in MODULES.calls(VERSION, 12, names)]
 
 
-def start(machine, *names, home="x"):
-    script = SCRIPT.read_text()
-    return compile_modules(home, sys.executable, script, calls_of(*names), machine)
+def start(machine, *names, script="", by_memory=True):
+    script = script or SCRIPT.read_text()
+    calls = calls_of(*names)
+    return compile_modules("x", sys.executable, script, calls, machine, by_memory)
 
 
 def finish(work):
@@ -185,7 +187,41 @@ def test_a_killed_compiler_is_explained_and_no_error(machine, tmp_path):
 def test_a_python_without_flashinfer_is_no_error():
     is_done, lines = finish(start({"PYTHONPATH": ""}, "sampling"))[1]
     assert not is_done
-    assert lines
+    python = sys.executable
+    assert lines[-1] == f"{python} exit code 1: {python} has no flashinfer"
+
+
+def test_a_script_that_is_killed_says_so():
+    script = "import os; os.kill(os.getpid(), 9)"
+    assert finish(start({}, "sampling", script=script)) == (
+        [],
+        (False, [f"{sys.executable} killed by SIGKILL: it printed nothing"]),
+    )
+
+
+def test_a_generator_that_fails_is_told_after_what_could_be_compiled(machine, tmp_path):
+    full = Path(machine["FLASHINFER_WORKSPACE_BASE"], *GENERATED)
+    full.mkdir(parents=True)
+    (full / "gen_gemm_sm120_cutlass_fp4").touch()  # where the generator makes a folder
+    names = ("sampling", "fp4_gemm_cutlass_sm120")
+    steps, (is_done, lines) = finish(start(machine, *names))
+    assert steps[-1] == (4, 4)
+    assert not is_done
+    assert "FileExistsError: " in lines[-1]
+
+
+def test_max_jobs_of_a_user_decides(machine, tmp_path):
+    """Compilers end here as soon as they begin, so ninja's own words tell the number."""
+    ninja = f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n'
+    write_files(tmp_path / "bin", {"ninja": ninja}, mode=0o755)
+    script = SCRIPT.read_text().replace("Path(sys.executable).parent", "''")
+    for by_memory in (False, True):
+        variables = {**machine, "MAX_JOBS": "77"}
+        work = start(variables, "sampling", script=script, by_memory=by_memory)
+        assert finish(work)[1] == (True, [])
+    decided, by_memory = (tmp_path / "told").read_text().splitlines()
+    assert decided.endswith(" -j 77")
+    assert not by_memory.endswith(" -j 77")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +235,7 @@ def test_as_many_compilers_as_memory_holds(gib, cores, jobs, tmp_path, monkeypat
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: range(cores))
     write_files(tmp_path, {"python": "#!/bin/sh\ncat >&2\nexit 1\n"}, mode=0o755)
     calls = calls_of("sampling", "fused_moe_120")
-    work = compile_modules("x", str(tmp_path / "python"), "", calls, {})
+    work = compile_modules("x", str(tmp_path / "python"), "", calls, {}, True)
     _steps, (is_done, _lines) = finish(work)
     assert not is_done
     assert [call["jobs"] for call in calls] == jobs

@@ -495,7 +495,10 @@ def test_up_of_the_same_files_starts_what_does_not_run(
 
 
 KERNELS = FlashInfer(version="0.6.13", modules=("rope",), facts={"nvcc": "n"})
-STEPS = ["20 % of 4 steps", "00 % of 40 steps", "70 % of 40 steps"]
+STEPS = [
+    f"{text} steps" for text in ("20 % of 4", "00 % of 40", "70 % of 40", "00 % of 0")
+]
+UNKNOWN = "it broke; the start compiles it beside the weights; next: patchkit logs"
 FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build failed."]
 
 
@@ -504,11 +507,21 @@ FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build fail
     [
         (KERNELS, value([True, ["spark-2: 9 files"]]), STEPS, "spark-2: 9"),
         (KERNELS, value([False, FAILED]), STEPS, "137 is signal 9"),
+        (KERNELS, value([False, ["a", "it broke"]]), STEPS, UNKNOWN),
+        (KERNELS, value([False, []]), STEPS, "; next: patchkit logs"),
         (KERNELS, "", [], "/venv/bin/python does not run: No such"),
         (replace(KERNELS, modules=("sampling",)), None, [], ""),
         (None, None, [], "if an earlier one did not: sampling"),
     ],
-    ids=["compiled", "failed", "no such Python", "nothing to do", "unknown"],
+    ids=[
+        "compiled",
+        "failed",
+        "why?",
+        "silent",
+        "no such Python",
+        "nothing to do",
+        "unknown",
+    ],
 )
 def test_up_compiles_before_the_server_starts(
     nodes, tmp_path, kernels, answer, told, said
@@ -516,7 +529,7 @@ def test_up_compiles_before_the_server_starts(
     facts = node_facts(tmp_path)
     software = replace(facts.host.software, flashinfer=kernels)
     facts = replace(facts, host=replace(facts.host, software=software))
-    done = ([1, 4], [2, 40], [30, 40])
+    done = ([1, 4], [2, 40], [30, 40], [0, 0])
     steps = "".join(f"{MARK}{json.dumps({'part': step})}\n" for step in done)
     answers = {
         "hold_alone": HELD,
@@ -550,6 +563,7 @@ def test_up_compiles_before_the_server_starts(
     assert given["python"] == "/home/spark/.local/share/patchkit/venv/bin/python"
     assert [call["gib"] for call in given["calls"]] == [1.5]
     assert given["variables"]["MAX_JOBS"] == "4"
+    assert given["by_memory"]
     folder = "/home/spark/.local/state/patchkit/vllm-0.25.1/flashinfer"
     assert given["variables"]["FLASHINFER_WORKSPACE_BASE"] == folder
     order = ["put_files", "compile_modules", "begin_group"]
