@@ -28,10 +28,10 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.rule import Advice, Names, select_entries
 from patchkit.runtime.serve.command_notes import (
     RECURRENT,
+    asked_modules,
     context_notes,
     first_start_notes,
     flag_notes,
-    missing_modules,
     model_notes,
     speed_notes,
 )
@@ -79,7 +79,7 @@ class ServeCommand:
     """A `vllm serve` command with what a user should know about it.
 
     ``left_out`` are flags that are not set on purpose, each with its reason. ``off`` are the rules
-    that apply but are off. ``modules`` are those of FlashInfer that are not compiled.
+    that apply but are off. ``modules`` are those that vLLM asks FlashInfer for.
     """
 
     request: ServeRequest
@@ -87,7 +87,7 @@ class ServeCommand:
     left_out: tuple[ServeFlag, ...]
     off: tuple[FlagRule, ...]
     advice: tuple[Advice, ...]
-    modules: Sequence[Module]
+    modules: tuple[Module, ...]
     notes: Names
 
     @property
@@ -153,7 +153,7 @@ def serve_args(
     advice = [_fault_advice(fault, request) for fault in faults]
     advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
 
-    modules = missing_modules(request.node, values)
+    modules = asked_modules(request.node, values)
     discouraged = [_flag_of_rule(rule, rule.values) for rule in left_out]
     return ServeCommand(
         request=request,

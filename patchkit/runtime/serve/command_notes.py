@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
@@ -134,28 +134,29 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     )
 
 
-def missing_modules(node: Node, flags: Values) -> list[Module]:
-    """Return the modules that vLLM asks for and that are not compiled, as far as that is known.
-
-    For a build that is no release there are none.
-    """
+def asked_modules(node: Node, flags: Values) -> tuple[Module, ...]:
+    """Return the modules that vLLM asks for; none for a build that is no release."""
     if node.preset and node.preset.build:
-        return []
+        return ()
+    return select_entries(MODULES.module, {**node.situation, **flags})
 
+
+def _missing_modules(node: Node, modules: Iterable[Module]) -> list[Module]:
+    """Return the modules that are not compiled, as far as the node's FlashInfer is known."""
     kernels = node.kernels
-    modules = select_entries(MODULES.module, {**node.situation, **flags})
     return [row for row in modules if not (kernels and kernels.has(row.name))]
 
 
 def missing_calls(node: Node, modules: Iterable[Module]) -> list[Call]:
-    """Return calls of FlashInfer's generators for modules, none for an unknown FlashInfer.
+    """Return calls of FlashInfer's generators for what is not compiled, as far as that is known.
 
     Modules that depend on the sizes of attention heads are left to the start.
     """
     if node.kernels is None:
         return []
 
-    names = {name for row in modules for name in row.generators}
+    missing = _missing_modules(node, modules)
+    names = {name for row in missing for name in row.generators}
     major = targets()[node.target].capability[0]
     calls = MODULES.calls(node.kernels.version, major, names)
     return [call for call in calls if "head_dim" not in str(call.arguments)]
@@ -166,8 +167,9 @@ def kernel_advice(kernels: FlashInfer, vllm: str) -> tuple[Advice, ...]:
     return select_entries(MODULES.advice, {"vllm": vllm, **kernels.facts})
 
 
-def first_start_notes(node: Node, modules: Sequence[Module]) -> Iterator[str]:
+def first_start_notes(node: Node, modules: Iterable[Module]) -> Iterator[str]:
     """Yield what compiles before the first answer, and what keeps compiled modules from use."""
+    modules = _missing_modules(node, modules)
     if node.kernels:
         for advice in kernel_advice(node.kernels, node.vllm):
             yield f"{advice.says}; instead: {advice.instead}"

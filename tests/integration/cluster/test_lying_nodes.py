@@ -506,6 +506,7 @@ FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build fail
     ("kernels", "answer", "told", "said"),
     [
         (KERNELS, value([True, ["spark-2: 9 files"]]), STEPS, "spark-2: 9"),
+        (replace(KERNELS, facts={"jobs": "memory"}), value([True, []]), STEPS, ""),
         (KERNELS, value([False, FAILED]), STEPS, "137 is signal 9"),
         (KERNELS, value([False, ["a", "it broke"]]), STEPS, UNKNOWN),
         (KERNELS, value([False, []]), STEPS, "; next: patchkit logs"),
@@ -515,6 +516,7 @@ FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build fail
     ],
     ids=[
         "compiled",
+        "patched",
         "failed",
         "why?",
         "silent",
@@ -562,12 +564,27 @@ def test_up_compiles_before_the_server_starts(
     ((_node, given),) = nodes.asked("compile_modules")
     assert given["python"] == "/home/spark/.local/share/patchkit/venv/bin/python"
     assert [call["gib"] for call in given["calls"]] == [1.5]
-    assert given["variables"]["MAX_JOBS"] == "4"
-    assert given["by_memory"]
+    assert given["by_memory"] is (kernels is KERNELS)
+    number = "4" if kernels is KERNELS else None
+    assert given["variables"].get("MAX_JOBS") == number
     folder = "/home/spark/.local/state/patchkit/vllm-0.25.1/flashinfer"
     assert given["variables"]["FLASHINFER_WORKSPACE_BASE"] == folder
     order = ["put_files", "compile_modules", "begin_group"]
     assert [name for _node, name, _given in nodes.calls() if name in order] == order
+
+
+def test_what_is_compiled_changes_no_file_of_a_start(tmp_path):
+    """Else the next `up` would stop the server that runs."""
+    facts = node_facts(tmp_path)
+    starts = []
+    for modules in ((), ("sampling",)):
+        kernels = replace(KERNELS, modules=modules)
+        software = replace(facts.host.software, flashinfer=kernels)
+        host = replace(facts.host, software=software)
+        group = units_of(cluster("spark-1"), [replace(facts, host=host)], MODEL)
+        starts += group.node_files()
+    assert starts[0] == starts[1]
+    assert '"modules": "sampling' in starts[0]["group.json"]
 
 
 @pytest.mark.parametrize(
