@@ -243,6 +243,8 @@ def _copy_files(
         )
     except subprocess.TimeoutExpired:
         return "no time was left"
+    except OSError as error:
+        return str(error)
 
     if count := re.search(r"files transferred: ([\d,]+)", done.stdout):
         return f"{count[1]} files of compiled code"

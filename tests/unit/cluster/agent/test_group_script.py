@@ -55,6 +55,11 @@ def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(
         }
         spread(settings)
         assert says in capsys.readouterr().out
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/nonexistent")
+        spread(settings)
+    assert "No such file or directory: 'rsync'" in capsys.readouterr().out
+
     found = [path for path in (worker / "caches").rglob("*") if path.is_file()]
     texts = {
         str(path.relative_to(worker / "caches")): path.read_text() for path in found
