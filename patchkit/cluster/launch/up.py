@@ -209,8 +209,8 @@ def _compile_first(
     began = time.monotonic()
 
     def update(done: int, total: int) -> None:
-        tenths = done * 10 // max(total, 1)
-        text = f"compiling before the weights are loaded: {tenths}0 % of {total} steps"
+        percent = done * 10 // max(total, 1) * 10
+        text = f"compiling before the weights are loaded: {percent} % of {total} steps"
         busy = replace(unit, sub="busy", text=text)
         watcher.tell(busy, time.monotonic() - began)
 
