@@ -1,5 +1,6 @@
 """The command line that goes with an env file: decided and explained."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,17 @@ def wanted(rule):
 
 def test_lines_are_the_golden_ones():
     assert serve_lines.text() == serve_lines.PLACE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("topology", ["roce", "ring", "socket"])
+def test_each_node_has_one_part_of_the_model(topology):
+    for nodes in range(2, 33):
+        flags = {
+            each.flag: int(each.value)
+            for each in ask(**{**HEAD, "topology": topology, "nodes": nodes}).flags
+            if each.flag.endswith("-parallel-size")
+        }
+        assert math.prod(flags.values()) == nodes, (nodes, flags)
 
 
 # What is refused
