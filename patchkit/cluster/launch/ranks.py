@@ -47,8 +47,11 @@ from patchkit.units import BYTES_PER_GIB
 
 # Patterns of flags of `patchkit env` in hints → the keys of cluster.toml that replace them.
 _FLAGS = {
-    r": --role \w+ --nodes \d+": "",
-    r"--head-ip (\S+)": r"""address = "\1" in the head's [[node]]""",
+    r"(: |, or with )--role \w+( --nodes \d+)?": "",
+    r"`\w+ env --role head (--topology \w+) (--head-ip [\d.]+)`": r"\1, \2",
+    r"--without ([\w-]+)": r'without = ["\1"] in [serve]',
+    r"--set (\w+)=(\S+);": r'set = { \1 = "\2" } in [serve];',
+    r"--head-ip ([\w.]+)": r"""address = "\1" in the head's [[node]]""",
     r"--(topology|executor|target|preset) (\w+)": r'\1 = "\2" in [serve]',
 }
 
@@ -98,22 +101,18 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
     if preset and model.lower() == preset.name.lower():
         name = preset.id
 
+    source = name
+    is_short = not preset and "/" not in model
     if commit := cluster.models.get(name):
         folder = ModelFolder(repo=name, commit=commit).name
         source = str(PurePosixPath(cluster.model_folder, folder))
-        return ServedModel(
-            name=name,
-            source=source,
-            preset=preset,
-        )
-
-    is_short = not preset and "/" not in model
-    if is_short and (suggestions := suggest_presets(model)):
+    elif is_short and (suggestions := suggest_presets(model)):
         hint = f"did you mean {' or '.join(suggestions)}?"
         raise UsageError(f"no model is known as {model}", hint=hint)
+
     return ServedModel(
         name=name,
-        source=name,
+        source=source,
         preset=preset,
     )
 
@@ -300,6 +299,12 @@ def _plan_rank(
     unwanted = frozenset(serve.unwanted)
     choice = RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables)
     node = _decide_rank(cluster, number, facts, model, choice, head)
+    command = None
+    if node.role != "worker" or node.executor.name != "ray":
+        choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
+        request = _serve_request(cluster, number, facts, model, node)
+        command = serve_args(replace(request, choice=choice), load_flag_rules())
+
     env = make_cluster_env(
         node,
         facts.host,
@@ -312,19 +317,12 @@ def _plan_rank(
     if head:
         env = adopt_shared_settings(env, head)
 
-    command = None
-    if node.role != "worker" or node.executor.name != "ray":
-        choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
-        request = _serve_request(cluster, number, facts, model, node)
-        command = serve_args(replace(request, choice=choice), load_flag_rules())
-
     # systemd reads the file for a program, the engine reads it for a container.
     form = Format.DOCKER if serve.image else Format.SYSTEMD
-    hostname = facts.host.system.hostname
     text = file_text(
         env,
         form,
-        hostname=hostname,
+        hostname=facts.host.system.hostname,
         target=serve.target,
     )
     return PlannedRank(

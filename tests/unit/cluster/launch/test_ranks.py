@@ -181,12 +181,40 @@ def test_a_node_that_serves_alone_may_keep_its_address(facts):
     [
         ("cable_out", PAIR, MODEL, NO_CABLE),
         ("cable_port0", PAIR[:1], "Qwen/Qwen2.5-72B-Instruct", "2 nodes; or "),
+        (
+            "bond",
+            PAIR,
+            MODEL,
+            'topology = "socket" in [serve], address = "192.168.100.10" in the head',
+        ),
     ],
 )
 def test_a_hint_names_keys_of_the_file_and_no_flags(name, nodes, model, says, tmp_path):
     facts = [node_facts(tmp_path, name, node=number) for number in range(len(nodes))]
     with pytest.raises(HostError) as caught:
         words(facts, model, cluster(*nodes))
+    assert says in caught.value.hint
+    assert "--" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("address", "triton", "says"),
+    [
+        ("10.9.9.9", "3.6.0", 'or name an address of this host: address = "ADDRESS"'),
+        ("", "3.5.1", 'set = { TRITON_PTXAS_PATH = "VALUE" } in [serve]; or'),
+        ("", "3.5.1", 'without = ["ptxas-old"] in [serve]'),
+    ],
+)
+def test_a_hint_about_one_node_names_keys_of_the_file(address, triton, says, facts):
+    head, worker = cluster(*PAIR).members
+    members = (replace(head, address=address), worker)
+    software = replace(facts[0].host.software, triton=triton)
+    first = replace(facts[0], host=replace(facts[0].host, software=software))
+    with pytest.raises(HostError) as caught:
+        words(
+            [replace(first, ptxas=""), *facts[1:]],
+            file=replace(cluster(*PAIR), members=members),
+        )
     assert says in caught.value.hint
     assert "--" not in caught.value.hint
 
