@@ -173,15 +173,14 @@ def _note_gaps(node: Node, host: Host, values: Values) -> Iterator[str]:
         yield f"{', '.join(unused)}, the other half of the cable, is left out of {_HCAS}"
 
     if node.target == DEFAULT_TARGET and not host.gpus:
-        yield "no GPU is found here, so this is for a GB10; --target names another device"
+        yield "no GPU is found here, so this is for a GB10; `target` names another"
 
     # Only clusters have rules about NCCL.
     ruled = ["triton"] if node.role == "single" else ["triton", "nccl"]
     missing = [name for name in ruled if not node.versions[name]]
     if missing:
-        options = " and ".join(f"--{name}" for name in missing)
         names = " and ".join(missing)
-        yield f"the version of {names} is unknown ({options}): no rule about it"
+        yield f"the version of {names} is unknown (--lock tells it): no rule about it"
 
 
 def _choose_settings(

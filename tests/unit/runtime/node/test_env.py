@@ -116,8 +116,7 @@ def test_without_a_gpu_everything_is_for_a_gb10_and_says_so(tmp_path):
     written = invoke("env", *arguments)
     assert "\nMAX_JOBS=4\n" in written
     assert (
-        "no GPU is found here, so this is for a GB10; --target names another device"
-        in written
+        "no GPU is found here, so this is for a GB10; `target` names another" in written
     )
     line = invoke("serve-args", "openai/gpt-oss-20b", *arguments)
     assert "no GPU is found here: sized for a Spark" in line
