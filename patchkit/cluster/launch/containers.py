@@ -6,8 +6,6 @@ command lines hold no secrets.
 
 from __future__ import annotations
 
-import re
-
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_state import LABEL
 from patchkit.cluster.agent.processes import MARK
@@ -16,7 +14,6 @@ from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 
-_SNAPSHOT = re.compile("(/models--[^/]+)/snapshots/.*")
 # Variables of the unit or of secrets.env. The engine gets their names alone, and passes on the
 # values of those that are set: no secret is in its command line.
 _BY_NAME = (
@@ -60,9 +57,7 @@ class Container:
             *self._variables(),
         ]
 
-        # A snapshot in the Hub's cache links to files beside it: mount the folder above both.
-        folders = (_SNAPSHOT.sub(r"\1", folder) for folder in self.folders)
-        options += [mount(folder, "", "readonly") for folder in folders]
+        options += [mount(folder, "", "readonly") for folder in self.folders]
         options += [mount(f"{home}/{CACHES}"), mount(self._hub), *extra]
 
         if not self.image.wraps:

@@ -350,7 +350,8 @@ class GroupUnits:
         if folder.startswith(f"{models}/"):
             return (models,)
         if folder:
-            return (folder,)
+            # A snapshot in the Hub's cache links to files beside it: the folder above has both.
+            return (re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder),)
         return ()
 
 
