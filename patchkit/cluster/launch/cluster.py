@@ -44,11 +44,10 @@ class Cluster(ClusterFile):
     @property
     def units(self) -> list[str]:
         """Return the names of the units that the head may have; a worker has only the first."""
-        ray = self.unit_name("-ray")
         return [
             self.unit,
             *self.watch_units,
-            ray,
+            self.unit_name("-ray"),
             self.guard_unit,
         ]
 

@@ -31,9 +31,7 @@ def stop_group(
         )
 
     head, *workers = cluster.nodes
-    results = run_on_all([head], stop)
-    results += run_on_all(workers, stop)
-    return results
+    return run_on_all([head], stop) + run_on_all(workers, stop)
 
 
 def end_left_nodes(
