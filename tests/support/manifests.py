@@ -43,7 +43,8 @@ class PodGroup:
         values = {"LWS_LEADER_ADDRESS": leader, "LWS_WORKER_INDEX": str(rank)}
         container = self.container(rank, kind)
         for each in container.get("envFrom", ()):
-            values |= self.named["ConfigMap", each["configMapRef"]["name"]]["data"]
+            if "configMapRef" in each:
+                values |= self.named["ConfigMap", each["configMapRef"]["name"]]["data"]
         for each in container["env"]:
             source = each.get("valueFrom", {})
             if source.get("fieldRef") == {"fieldPath": "status.hostIP"}:

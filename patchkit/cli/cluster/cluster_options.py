@@ -26,7 +26,7 @@ FILE_OPTION = option(
 )
 # For commands that are about this machine if the option is missing.
 OTHER_FILE_OPTION = option(
-    "--file", "Cluster file, instead of cluster.toml.", type=PATH
+    "--file", "Cluster file, such as cluster.toml; default: none.", type=PATH
 )
 _HERE_OPTION = flag("--here", "This machine; the default without a file.")
 VENV_OPTION = option("--venv DIR", "Environment that has vLLM; default: this one.")

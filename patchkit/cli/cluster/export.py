@@ -23,8 +23,9 @@ from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.kubernetes import kubernetes_manifest, plan_pods
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.envfile.env_file import locked_versions
+from patchkit.runtime.envfile.env_file import NODES_MAX, locked_versions
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.secret_texts import secret_spans
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.wheel.wheelhouse.containerfile import (
     CACHE_HOME,
@@ -76,7 +77,12 @@ def write_containerfile(base: str, unpinned: bool, house: Path) -> Blocks:
 @export_command.command("kubernetes")
 @click.argument("model")
 @option("--image NAME@sha256:…", "Image that has vLLM.", required=True)
-@option("--nodes N", "Nodes of a group; default: 1.", type=click.IntRange(1), default=1)
+@option(
+    "--nodes N",
+    "Nodes of a group; default: 1.",
+    type=click.IntRange(1, NODES_MAX),
+    default=1,
+)
 @option(
     "--groups M",
     "Groups that serve the model; default: 1.",
@@ -105,25 +111,35 @@ def write_kubernetes(
         --nodes 2 --groups 4 --lock wheelhouse --image NAME@sha256:… > vllm.yaml
 
     Interfaces and devices are those of the machine at --root: the nodes have to be cabled alike.
-    --file names a cluster.toml for its [serve], [models] and `name`; its nodes do not count.
+    --file names a cluster.toml for its [serve], [models] and `name`; of its nodes only the head's
+    `address` counts.
     """
     check_image(image, pinned=False)
     versions = dict(locked_versions(lock)) if lock else {}
     if vllm:
         versions["vllm"] = vllm
     if "vllm" not in versions:
-        what = "nothing says which vLLM the image has"
-        raise UsageError(what, hint="--lock WHEELHOUSE, or --vllm 0.33.0")
+        raise UsageError(
+            "nothing says which vLLM the image has",
+            hint="--lock WHEELHOUSE, or --vllm 0.33.0",
+        )
 
     cluster = read_cluster_file(file) if file else cluster_here()
     host = probe(root)
-    units = plan_pods(cluster.with_image(image), host, model, nodes, versions)
+    units = plan_pods(cluster.with_image(image), host, model, nodes, **versions)
     manifest = kubernetes_manifest(units, groups)
+    if secret_spans(manifest):
+        raise UsageError(
+            "a secret would be in the manifest",
+            hint="take it out of cluster.toml: the Secret's keys become variables, too",
+        )
+
     yield {"manifest": manifest}
     yield Data(manifest)
 
     if "@" not in image:
         tell(note(f"{image}: a tag can be moved between two starts; name its digest"))
-    env = units.ranks[-1].env
-    for line in note_lines(env.notes, env.advice):
+    head = units.ranks[0]
+    assert head.command
+    for line in note_lines(head.env.notes, head.env.advice + head.command.advice):
         tell(line)

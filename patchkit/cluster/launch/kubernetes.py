@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Address
 from itertools import pairwise
@@ -21,12 +20,13 @@ from patchkit.cluster.launch.ranks import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits, fill_template
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.digests import digest
-from patchkit.records import RECIPES, read_json, read_toml, record
-from patchkit.runtime.host.host import Host, Software
+from patchkit.records import RECIPES, read_json, read_toml
+from patchkit.runtime.host.host import Host, Nccl, Software
+from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 
 _EXPORT = RECIPES / "export"
-# Flag → the value that each pod gives it.
+# Flag or variable → the value that each pod gives it.
 _POD_VALUES = read_toml(dict[str, str], _EXPORT / "pods.toml")
 # A folder of each node, the home of its pods: compiled code, downloads, the times of starts.
 _HOME = "/var/cache/patchkit"
@@ -38,20 +38,22 @@ def plan_pods(
     host: Host,
     model: str,
     nodes: int,
-    versions: dict[str, str],
+    *,
+    vllm: str,
+    triton: str = "",
+    nccl: str = "",
 ) -> GroupUnits:
     """Return the units of ``nodes`` nodes like ``host``, by the choices of a cluster file.
 
-    ``versions`` are those in the image: of vllm, and of triton and nccl if they are known. Raises
-    as ``planned_ranks`` does.
+    The versions are those in the image, "" if unknown. Raises as ``planned_ranks`` does.
     """
     head = replace(cluster.members[0], ssh="rank-0")
     workers = [ClusterNode(ssh=f"rank-{number}") for number in range(1, nodes)]
     # Each pod listens at its node's address, and vLLM joins the pods without Ray.
     serve = replace(cluster.serve, executor="mp", listen="local", host="")
     cluster = replace(cluster, members=(head, *workers), serve=serve)
-    nccl = {"path": "", "version": versions.pop("nccl", ""), "why": ""}
-    software = record(Software, {"python": "", "torch_nccl": nccl, **versions})
+    torch_nccl = Nccl(path="", version=nccl, why="")
+    software = Software(python="", vllm=vllm, triton=triton, torch_nccl=torch_nccl)
     facts = NodeFacts(
         host=replace(host, software=software),
         user="",
@@ -78,18 +80,16 @@ def plan_pods(
 def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
     """Return the manifest that serves a model from ``groups`` groups of nodes."""
     head = units.ranks[0]
-    assert head.command is not None
+    assert head.command
     request = head.command.request
     node = head.env.node
-    folder = "".join(units.model_folders(head))
 
-    # An address and secrets are each pod's own.
+    # Secrets come from a Secret.
     variables = cache_variables(f"{_HOME}/{CACHES}", node.vllm, units.model.name)
     for setting in head.env.settings:
-        if setting.value not in ("", head.address):
+        if setting.name not in _POD_VALUES and not is_secret(setting.name):
             variables[setting.name] = setting.value
 
-    leader, *_, worker = map(units.words, (0, len(units.ranks) - 1))
     values = {
         "groups": groups,
         "nodes": len(units.ranks),
@@ -100,16 +100,17 @@ def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
         "port": request.port,
         "master_port": request.master_port,
         "image": units.cluster.serve.image,
-        "leader": list(_pod_words(leader)),
-        "worker": list(_pod_words(worker)),
+        "leader": _pod_words(units.words(0)),
+        "worker": _pod_words(units.words(-1)),
         "tries": units.start_seconds() // _PROBE_SECONDS,
+        # A line of the template with an empty value is left out.
+        "folder": "".join(units.model_folders(head)),
+        "hub": variables.get("HF_HOME", ""),
     }
-    texts = {name: _yaml_text(value) for name, value in values.items()}
+    texts = {name: value and _yaml_text(value) for name, value in values.items()}
     texts |= {
         "name": units.cluster.name,
         "digest": digest(json.dumps(variables))[:8],
-        # A line of the template with an empty value is left out.
-        "folder": folder and _yaml_text(folder),
         "several": head.address and "several nodes",
         "rdma": node.attachment.hcas and "RDMA",
     }
@@ -117,10 +118,12 @@ def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
     return fill_template(template, texts)
 
 
-def _pod_words(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield the words of a rank's command, with the pod's own values."""
-    for flag, word in pairwise(("", *words)):
-        yield _POD_VALUES.get(flag) or word.replace("$", "$$")
+def _pod_words(words: tuple[str, ...]) -> list[str]:
+    """Return the words of a rank's command, with the pod's own values."""
+    return [
+        _POD_VALUES.get(flag) or word.replace("$", "$$")
+        for flag, word in pairwise(("", *words))
+    ]
 
 
 def _yaml_text(value: object) -> str:

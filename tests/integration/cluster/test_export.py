@@ -66,7 +66,7 @@ def test_the_choices_of_a_cluster_file_are_in_it(export, cli, tmp_path):
     assert "--nnodes" in group.command(0)
     assert "ray" not in group.command(0)
     assert group.command(0, address="10.1.2.3").count("10.1.2.3") == 1
-    assert "the version of triton is unknown" in done.stderr
+    assert "the version of triton is unknown (--lock" in done.stderr
     assert "the version of nccl" not in done.stderr
 
     cli("check", "--elsewhere", "vllm.yaml")
@@ -87,6 +87,21 @@ def test_what_is_said_and_refused(options, rc, says, export):
     done = export(*options, rc=rc)
     assert says in done.stderr
     assert bool(done.stdout) is (rc == 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'set = { HTTPS_PROXY = "http://user:geheim@proxy:3128" }',
+        'args = ["--model-loader-extra-config", \'{"api_key": "geheim"}\']',
+    ],
+)
+def test_no_secret_gets_into_a_manifest(line, export, tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'[serve]\n{line}\n[[node]]\nssh = "spark-1"\n')
+    done = export("--image", IMAGE, "--vllm", "0.33.0", "--file", file, rc=2)
+    assert "a secret would be in the manifest" in done.stderr
+    assert "geheim" not in done.stdout + done.stderr
 
 
 def free_ports(count):

@@ -37,6 +37,7 @@ HOSTILE = [
     "",
     "$groups ${home}",
 ]
+SET = {"VLLM_LOGGING_LEVEL": "DEBUG", "EMPTY": "", "HEAD": "192.168.100.10"}
 # Facts of the machines that only images with torch have; both plans get the same.
 TORCH = {"torch": "", "transformers": ""}
 
@@ -45,7 +46,7 @@ def group(folder, model=LARGE, count=2, machine="cable_port0", groups=1, **serve
     """Return the pods for nodes that are like one machine."""
     file = replace(cluster("spark-1", **serve), name="vllm").with_image(IMAGE)
     host = node_facts(folder, machine).host
-    units = plan_pods(file, host, model, count, VERSIONS)
+    units = plan_pods(file, host, model, count, **VERSIONS)
     return PodGroup(kubernetes_manifest(units, groups))
 
 
@@ -84,7 +85,7 @@ def unit_variables(unit, env_file):
     ("model", "count", "machine", "serve"),
     [
         ("openai/gpt-oss-20b", 1, "single", {}),
-        (LARGE, 2, "cable_port0", {"set": {"VLLM_LOGGING_LEVEL": "DEBUG"}}),
+        (LARGE, 2, "cable_port0", {"set": SET}),
         ("Qwen/Qwen3-32B", 4, "cable_port0", {"topology": "socket", "port": 9000}),
         ("/srv/m", 2, "cable_port0", {"args": ("--max-model-len", "4096")}),
     ],
@@ -151,6 +152,20 @@ def test_every_value_and_folder_reaches_the_container_as_it_is(value, tmp_path):
         assert volumes["model"]["hostPath"] == {"path": folder, "type": "Directory"}
 
 
+def test_folders_of_the_hub_are_mounted(tmp_path):
+    """A snapshot has links to files beside it; HF_HOME is where vLLM downloads to."""
+    hub = "/srv/hf/hub/models--a--b"
+    pods = group(tmp_path, f"{hub}/snapshots/0123", set={"HF_HOME": "/srv/hf"})
+    for rank in (0, 1):
+        mounts = {
+            each["mountPath"]: each for each in pods.container(rank)["volumeMounts"]
+        }
+        assert mounts[hub]["readOnly"]
+        assert "readOnly" not in mounts["/srv/hf"]
+        folders = {each["hostPath"]["path"] for each in pods.pod(rank)["volumes"][2:]}
+        assert folders == {HOME, hub, "/srv/hf"}
+
+
 def test_parts_that_a_machine_has_not_are_left_out(tmp_path):
     """A device plugin's resource without RDMA, or a port for ranks that are not there."""
     rdma = "rdma/hca_shared_devices_a"
@@ -196,7 +211,7 @@ def test_halves_of_a_cable_in_one_network_are_one_machine(tmp_path):
         )
         netdevs.append(replace(netdev, addresses=tuple(made)))
     host = replace(host, netdevs=tuple(netdevs))
-    units = plan_pods(cluster("spark-1").with_image(IMAGE), host, LARGE, 2, VERSIONS)
+    units = plan_pods(cluster("spark-1").with_image(IMAGE), host, LARGE, 2, **VERSIONS)
     assert "--headless" in units.words(1)
 
 
@@ -274,6 +289,9 @@ def script(pods, folder, name, *arguments, env, seconds=60):
         ({"embeds": True}, "k", 0, ""),
         ({"refuse": (500, {"error": {"message": "dead"}})}, "k", 1, "500"),
         ({}, "other", 1, "401"),
+        # A line's end in the key: neither key nor header may be in the events of a pod.
+        ({}, "k\n", 1, "no token: ValueError"),
+        ({}, "\u043a", 1, "no token: UnicodeEncodeError"),
         ({"listing": 503}, "k", 1, "503"),
     ],
 )
@@ -288,6 +306,7 @@ def test_a_probe_asks_for_a_token(faults, key, code, says, pods, tmp_path):
         }
         found, output = script(pods, tmp_path, "ask.py", port, env=env)
     assert (found, says in output) == (code, True), output
+    assert "Bearer" not in output
 
 
 @pytest.mark.parametrize(
@@ -304,7 +323,8 @@ def test_a_probe_asks_for_a_token(faults, key, code, says, pods, tmp_path):
 def test_the_fifth_start_of_an_hour_waits(ages, says, pods, tmp_path):
     now = time.time()
     starts = tmp_path / "starts"
-    starts.write_text("damaged\n" + "".join(f"{now - age:.0f}\n" for age in ages))
+    times = "".join(f"{now - age:.0f}\n" for age in ages)
+    starts.write_bytes(b"damaged \xff\0 \xc2\xb2\n" + times.encode())
     env = {"HOME": str(tmp_path), "LWS_WORKER_INDEX": "0"}
     code, output = script(
         pods, tmp_path, "begin.py", env=env, seconds=5 if says else 60
