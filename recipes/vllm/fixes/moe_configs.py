@@ -28,9 +28,10 @@ _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
     r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 )
-_NAME = re.compile(r"[\w=][\w=,.\[\]-]{,200}", re.ASCII)
-
-Key = tuple[int, int, str | None, tuple[int, ...]]
+# How each release names a file, so that a file here has the name that it looks for.
+_NAMING = (
+    "E={E},N={N},device_name={device_name}{dtype_selector}{block_shape_selector}.json"
+)
 
 
 @frozen
@@ -44,12 +45,16 @@ class Config:
     established: kit.Established
 
     @property
-    def key(self) -> Key:
+    def key(self) -> list[int | str | None]:
         """experts, N, dtype, block shape: what a file is named after."""
         match = _KEY.fullmatch(self.file)
         assert match is not None
         experts, n, dtype, *block = match.groups()
-        return int(experts), int(n), dtype, tuple(map(int, block)) if block[0] else ()
+        return [int(experts), int(n), dtype, *map(int, filter(None, block))]
+
+    @property
+    def path(self) -> str:
+        return f"{_FOLDER}/{self.file}"
 
     @property
     def shipped(self) -> str:
@@ -67,10 +72,14 @@ _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Look which of the files are there, by the names that the release itself makes of the keys."""
+    """Look which of the files are there, and whether the release names them so."""
+    if _NAMING not in tree.read(_PATH):
+        raise kit.altered(f"{_PATH}: get_config_file_name gives other names to files")
+
     edits: kit.Edits = []
     theirs = 0
-    for config, path in zip(_CONFIGS, _config_paths(tree), strict=True):
+    for config in _CONFIGS:
+        path = config.path
         releases = SpecifierSet(config.upstream, prereleases=True)
         is_upstreams = tree.version in releases and path not in tree.overlay
         if is_upstreams and tree.exists(path):
@@ -97,10 +106,11 @@ def prove(case: kit.Case) -> str:
     for device in others:
         questions.append(partial(_rows_found, case.stock, device))
         questions.append(partial(_rows_found, tree, device))
-    ours, *theirs = kit.ask(case.stock, questions, list[object])
+    ours, *theirs = kit.ask(case.stock, questions, dict[str, object])
 
-    paths = _config_paths(tree)
-    for path, answer in zip(paths, _require_each(ours), strict=True):
+    for config in _CONFIGS:
+        path = config.path
+        answer = ours.get(path)
         if answer != _json_pairs(_read_rows(tree.read(path))):
             raise kit.ProofError(
                 f"{path}: get_moe_configs gives {answer!r:.200}, not the rows of this file"
@@ -134,93 +144,32 @@ def _json_pairs(rows: Mapping[int, object]) -> list[list[object]]:
     return [[size, rows[size]] for size in sorted(rows, key=str)]
 
 
-def _config_paths(tree: kit.SourceTree) -> list[str]:
-    """Return the place of each config, by the name that the release makes of its key.
-
-    Raises DriftError.
-    """
-    try:
-        (found,) = kit.ask(tree, [partial(_names_found, tree)], list[object])
-    except kit.ProofError as error:
-        raise kit.altered(
-            f"{_PATH}: get_config_file_name cannot be run as it was known: {error.what}"
-        ) from None
-    named = [
-        name
-        for name in _require_each(found)
-        if isinstance(name, str) and _NAME.fullmatch(name)
-    ]
-    if len(set(named)) < len(_CONFIGS):
-        raise kit.altered(
-            f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files"
-        )
-    return [f"{_FOLDER}/{name}" for name in named]
-
-
-def _require_each(answer: list[object]) -> list[object]:
-    """Return an answer that has something for each config. Raises ProofError."""
-    if len(answer) != len(_CONFIGS):
-        raise kit.ProofError(
-            f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}"
-        )
-    return answer
-
-
 # Within `ask`
 
 
-def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
-    """Return the rows that the release finds for each config, on a device of that name."""
+def _rows_found(tree: kit.SourceTree, device: str) -> dict[str, object]:
+    """Return path → the rows that the release finds for a config, on a device of that name."""
     path = SimpleNamespace(
         join=posixpath.join, dirname=posixpath.dirname, realpath=str, exists=tree.exists
     )
-    code = _code_on(
-        tree,
-        device,
-        __file__=_PATH,
-        envs=SimpleNamespace(VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False),
-        open=lambda place: io.StringIO(tree.read(place)),
-        os=SimpleNamespace(path=path),
-        vllm_is_batch_invariant=lambda: False,
-    )
-    find = code.get(_PATH, "get_moe_configs")
-    found = (find(*config.key[:3], *config.key[3]) for config in _CONFIGS)
-    return [_json_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
-
-
-def _names_found(tree: kit.SourceTree) -> list[object]:
-    """Return the name of a file that the release makes of the key of each config."""
-    build = _code_on(tree, _DEVICE).get(_PATH, "get_config_file_name")
-    return [build(*config.key[:3], list(config.key[3]) or None) for config in _CONFIGS]
-
-
-def _code_on(tree: kit.SourceTree, device: str, **names: object) -> kit.Code:
-    """Return the release's code, as it runs on a device of that name."""
-    platform = SimpleNamespace(get_device_name=lambda *_arguments: device)
     stand_ins = {
-        "current_platform": platform,
+        "__file__": _PATH,
+        "current_platform": SimpleNamespace(get_device_name=lambda *_arguments: device),
+        "envs": SimpleNamespace(
+            VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False
+        ),
         "logger": kit.Anything(),
+        "open": lambda place: io.StringIO(tree.read(place)),
+        "os": SimpleNamespace(path=path),
         "re": re,  # upstream imports the package regex by this name
+        "vllm_is_batch_invariant": lambda: False,
     }
-    code = kit.Code(tree, stand_ins)
-    for name, value in names.items():
-        code.put(_PATH, name, value)
-    return code
+    find = kit.Code(tree, stand_ins).get(_PATH, "get_moe_configs")
+    rows = {config.path: find(*config.key) for config in _CONFIGS}
+    return {place: found and _json_pairs(found) for place, found in rows.items()}
 
 
 _EXAMPLE = next(config for config in _CONFIGS if "N=704" in config.file)
-_NAMING = """\
-def get_config_file_name(E, N, dtype, block_shape=None):
-    device = current_platform.get_device_name().replace(" ", "_")
-    dtype = f",dtype={dtype}" if dtype else ""
-    block = f",block_shape={block_shape}".replace(" ", "") if block_shape else ""
-    return f"E={E},N={N},device_name={device}{dtype}{block}.json"
-
-
-def get_moe_configs(tuned_config):
-    tuned_config.pop("triton_version", None)
-"""
-
 
 FIX = kit.Fix(
     title="Tuned MoE kernel configs for the GB10",
@@ -250,16 +199,12 @@ FIX = kit.Fix(
     examples=(
         kit.Example(
             "0.25.1",
-            f"{_FOLDER}/{_EXAMPLE.file}",
+            _EXAMPLE.path,
             None,
             _EXAMPLE.shipped,
             beside={
-                _PATH: _NAMING,
-                **{
-                    f"{_FOLDER}/{c.file}": c.shipped
-                    for c in _CONFIGS
-                    if c is not _EXAMPLE
-                },
+                _PATH: f'NAMING = f"{_NAMING}"\n{_TOLERANT})\n',
+                **{c.path: c.shipped for c in _CONFIGS if c is not _EXAMPLE},
             },
         ),
     ),
