@@ -29,7 +29,11 @@ from patchkit.source.tree import SourceTree, first_existing
 _SETUP = "setup.py"
 _MARK = "left out by patchkit"
 _TARGETS = frozenset({"define_extension_target", "add_custom_target"})
-_EXTENSION = re.compile(r"vllm\.(?:vllm_flash_attn\.)?(\w+)")
+# As ast.unparse writes the statement of setup.py that asks for a target.
+_ASKED = re.compile(
+    r"ext_modules\.append\(CMakeExtension\("
+    r"name='vllm\.(?:vllm_flash_attn\.)?(\w+)'.*\)\)"
+)
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
 
 _INSTALLED = """\
@@ -275,25 +279,10 @@ def check(source: KnownSource, version: Version) -> None:
 def _asked_extensions(text: str) -> Iterator[tuple[ast.stmt, str]]:
     """Yield each ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))`` and its TARGET."""
     for node in ast.walk(parsed(_SETUP, text)):
-        match node:
-            case ast.Expr(
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="ext_modules"), attr="append"),
-                    args=[
-                        ast.Call(func=ast.Name(id="CMakeExtension"), keywords=keywords)
-                    ],
-                )
-            ):
-                for target in _named_targets(keywords):
-                    yield node, target
-
-
-def _named_targets(keywords: Iterable[ast.keyword]) -> Iterator[str]:
-    for keyword in keywords:
-        match keyword:
-            case ast.keyword(arg="name", value=ast.Constant(value=str(name))):
-                if extension := _EXTENSION.fullmatch(name):
-                    yield extension[1]
+        if not isinstance(node, ast.Expr):
+            continue
+        if match := _ASKED.fullmatch(ast.unparse(node)):
+            yield node, match[1]
 
 
 def _guard_imports(tree: SourceTree, source: KnownSource) -> Iterator[Edit]:
@@ -332,12 +321,9 @@ def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.ImportFrom, bool]]:
         if ast.unparse(node.test) != "current_platform.is_cuda()":
             continue
 
-        for statement in node.body:
-            is_guarded = isinstance(statement, ast.Try)
-            parts = statement.body if isinstance(statement, ast.Try) else [statement]
-            for part in parts:
-                if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION:
-                    yield part, is_guarded
+        for part in ast.walk(node):
+            if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION:
+                yield part, part not in node.body
 
 
 def _still_named(path: str, problem: str) -> DriftError:
