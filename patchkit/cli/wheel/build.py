@@ -499,7 +499,7 @@ def built_blocks(
     )
 
     machine = tools.machine
-    if platform.machine() != machine:
+    if tools.across:
         machine += f" on {platform.machine()}"
 
     yield bold(title) + f"  →  {device}, {machine}"

@@ -7,7 +7,6 @@ other, and serves releases before and after 0.7.
 
 from __future__ import annotations
 
-import platform
 import shutil
 import sys
 from collections.abc import Sequence
@@ -40,9 +39,8 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
+    build_toolkit,
     c_compiler,
-    cross_toolkit,
-    full_toolkit,
     target_site,
 )
 from patchkit.wheel.file.sbom import (
@@ -181,10 +179,7 @@ def _make_toolkit(order: FlashInferOrder, dest: Path, progress: Progress) -> Non
         offline=order.offline,
         progress=progress,
     )
-    if tools.machine == platform.machine():
-        full_toolkit(tools, site, dest)
-    else:
-        cross_toolkit(tools, site, python, dest, root=order.work / dest.name)
+    build_toolkit(tools, site, python, dest, root=order.work / dest.name)
 
 
 def _compile(

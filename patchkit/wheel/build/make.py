@@ -86,14 +86,6 @@ def clean_environment(root: Path) -> dict[str, str]:
     }
 
 
-def nccl_environment(root: Path) -> dict[str, str]:
-    """Return the environment of NCCL's build; its linker flags strip the libraries."""
-    return clean_environment(root) | {
-        # -z defs: else a library without kernels, whose sources were not generated, would link.
-        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
-    }
-
-
 def objects_to_make(
     root: Path,
     env: dict[str, str],

@@ -21,8 +21,8 @@ from patchkit.wheel.build.compiled import (
 from patchkit.wheel.build.machine import staging, work_folder
 from patchkit.wheel.build.make import (
     BuiltWheel,
+    clean_environment,
     drop_partial,
-    nccl_environment,
     objects_to_make,
     run_build,
 )
@@ -71,7 +71,9 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     Raises BuildError, HostError, ProofError, StorageError, and the errors of ``apply``.
     """
     with staging() as staged:
-        env = nccl_environment(order.work)
+        env = clean_environment(order.work)
+        # -z defs: else a library without kernels, whose sources were not generated, would link.
+        env["LDFLAGS"] = "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs"
         check_toolchain(order.toolchain, order.gencode, staged, env)
 
         source = staged / "source"

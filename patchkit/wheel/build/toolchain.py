@@ -51,6 +51,11 @@ class Toolchain:
     include: Path
     lib: Path
 
+    @property
+    def across(self) -> bool:
+        """Return whether the compilers are for another CPU than that of this machine."""
+        return self.machine != platform.machine()
+
 
 def find_toolchain(
     machine: str,

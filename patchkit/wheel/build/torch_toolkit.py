@@ -129,7 +129,7 @@ _LINKS = {
 }
 
 
-def cross_toolkit(
+def build_toolkit(
     toolchain: Toolchain,
     site: Path,
     python: Path,
@@ -144,6 +144,9 @@ def cross_toolkit(
     StorageError.
     """
     full_toolkit(toolchain, site, dest)
+    if not toolchain.across:
+        return
+
     (dest / CROSS).mkdir(parents=True)
     for name, leads_to in _LINKS.items():
         (dest / name).symlink_to(leads_to)

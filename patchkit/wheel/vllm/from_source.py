@@ -38,9 +38,8 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
-    cross_toolkit,
+    build_toolkit,
     cross_variables,
-    full_toolkit,
 )
 from patchkit.wheel.device.inspect import Binaries
 from patchkit.wheel.device.libraries import (
@@ -88,15 +87,14 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 
         assembler = Assembler(offline=order.offline)
         prepared = prepare_build(order, staged, report)
-        cuda = staged / "cuda"
-        tools = order.toolchain
-        if order.across:
-            root = order.work / cuda.name
-            cross_toolkit(tools, prepared.site, prepared.python, cuda, root=root)
-        else:
-            full_toolkit(tools, prepared.site, cuda)
-
         folders = [staged / name for name in ("source", "external", "cuda")]
+        build_toolkit(
+            order.toolchain,
+            prepared.site,
+            prepared.python,
+            folders[2],
+            root=order.work / "cuda",
+        )
         facts = as_text(prepared.facts)
         with work_folder(
             order.work,
@@ -261,7 +259,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> Values:
     cxx = str(order.toolchain.cxx)
     archs = load_recipe("vllm").facts.build
     defines = prepared.gathered.defines
-    if order.across:
+    if order.toolchain.across:
         variables |= cross_variables(order.toolchain, cuda)
     return variables | {
         "PATH": f"{prepared.python.parent}:{cuda / 'bin'}:{path}",

@@ -88,11 +88,6 @@ class VllmOrder:
     fresh: bool = False
 
     @property
-    def across(self) -> bool:
-        """Return whether the wheel is built for another CPU than that of this machine."""
-        return self.toolchain.machine != platform.machine()
-
-    @property
     def label(self) -> str:
         """Return the beginning of the wheel's local version."""
         target = self.request.target
@@ -300,7 +295,7 @@ def gather_sources(
 
 def _require_compilable(known: KnownSource, order: VllmOrder) -> None:
     """Raise UsageError for a source that cannot be compiled for another CPU."""
-    if known.native and order.across:
+    if known.native and order.toolchain.across:
         upstream = f"--source {known.option}=vllm=={order.version.public}"
         cpu = order.toolchain.machine
         raise UsageError(

@@ -264,14 +264,14 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
     environment = make_environment(
         file,
         WORK,
-        leaving=parts.stays if order.across else (),
+        leaving=parts.stays if order.toolchain.across else (),
         offline=order.offline,
         progress=report("build environment"),
     )
     library = environment.python.parents[1] / "lib"
     site = next(library.glob("python*/site-packages"))
 
-    if order.across:
+    if order.toolchain.across:
         machine = order.toolchain.machine
         stand_in_site = site
         site = target_site(

@@ -15,7 +15,7 @@ from patchkit.errors import HostError, StorageError
 from patchkit.process import ask
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.torch_toolkit import (
-    cross_toolkit,
+    build_toolkit,
     cross_variables,
     full_toolkit,
     install_torch_stand_in,
@@ -116,7 +116,7 @@ file(WRITE "${CMAKE_BINARY_DIR}/found" "${DRIVER}")
 def test_a_driver_of_this_machine_is_not_linked(halves, tmp_path, where, found):
     need(CROSS, "g++", "cmake")
     toolchain, site, dest = halves(machine="aarch64", cxx=CROSS)
-    cross_toolkit(toolchain, site, Path(sys.executable), dest, root=dest)
+    build_toolkit(toolchain, site, Path(sys.executable), dest, root=dest)
     assert read_dynamic(dest / "lib/stubs/libcuda.so").machine == "aarch64"
     machine = tmp_path / "usr/lib"
     machine.mkdir(parents=True)
