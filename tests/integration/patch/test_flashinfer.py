@@ -19,7 +19,8 @@ PATH = "flashinfer/jit/cpp_ext.py"
 PARTS = ("PKG-INFO", "pyproject.toml", "build_backend.py", PATH)
 PROOF = (
     "ninja is told -j 10 for CUTLASS in 116 GiB, -j 3 in 45, -j 1 in 15, "
-    "-j 2 in a container of 36; before: none, so 22 on 20 cores"
+    "-j 2 in a container of 36 GiB; "
+    "before: none, and by itself it starts 22 on 20 cores"
 )
 # The oldest, what vLLM 0.25 pins, and the form with a parameter max_jobs; the matrix asks all.
 RELEASES = tuple(LOCK) if WHOLE else ("0.5.2", "0.6.13", "0.7.2.post1")
