@@ -64,7 +64,7 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
     order = NcclOrder(
         origin=find_origin("nccl", RELEASE),
         target=targets()["gb10"],
-        toolchain=find_toolchain(host, toolkits()[0]),
+        toolchain=find_toolchain(host, toolkits()[0].cuda),
         functions=functions,
         jobs=jobs_for(JOB_MEMORY).number,
     )

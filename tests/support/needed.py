@@ -40,6 +40,6 @@ def need_ptxas() -> Assembler:
 def need_toolchain(machine: str, toolkit: Toolkit | None = None) -> Toolchain:
     """Return what builds for a CPU; skip the present test with what is missing."""
     try:
-        return find_toolchain(machine, toolkit or toolkits()[0])
+        return find_toolchain(machine, (toolkit or toolkits()[0]).cuda)
     except PatchkitError as error:
         pytest.skip(f"{error.what}; {error.hint}")

@@ -43,7 +43,6 @@ from patchkit.cli.render import (
     with_options,
 )
 from patchkit.errors import UsageError
-from patchkit.extras import BUILD, require_libraries
 from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
@@ -54,7 +53,7 @@ from patchkit.source.origin import find_origin
 from patchkit.source.releases import named_version
 from patchkit.source.resolve import locked_origin
 from patchkit.source.tree import SourceTree
-from patchkit.target import DEFAULT_TARGET, Target, targets, toolkit_of, toolkits
+from patchkit.target import DEFAULT_TARGET, Target, targets, toolkits
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.flashinfer import FlashInferOrder, build_flashinfer
 from patchkit.wheel.build.machine import (
@@ -135,11 +134,9 @@ def build_nccl_wheel(
 
     On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu).
     """
-    began = _begin(options)
+    began = time.monotonic()
     device = targets()[target or DEFAULT_TARGET]
-    cuda = options["cuda"] or device.cuda
-    toolkit = next(row for row in toolkits() if row.cuda == cuda)
-    device = replace(device, cuda=toolkit.cuda)
+    device = replace(device, cuda=options["cuda"] or device.cuda)
     spec = _nccl_source(options["version"], options["source"], house)
     machine = cpu or device.cpu
     plan = BuildPlan(
@@ -160,7 +157,7 @@ def build_nccl_wheel(
         )
         require_wanted(house, origin.version)
         bar = report("CUDA toolkit")
-        tools = find_toolchain(machine, toolkit, offline=offline, progress=bar)
+        tools = find_toolchain(machine, device.cuda, offline=offline, progress=bar)
 
     order = NcclOrder(
         origin=origin,
@@ -170,13 +167,7 @@ def build_nccl_wheel(
         jobs=jobs.number,
         fresh=options["fresh"],
     )
-    # Find out before the build, which takes long, that space or rights are missing.
-    check_room(house, order.expected)
-
-    place = order.work
-    tell(
-        f"compiling in {place} with {order.jobs} jobs; what make says: {place}/log.txt"
-    )
+    _prepare_house(order, house, f" with {jobs.number} jobs ({jobs.reason})")
     with progress("objects") as report:
         built = build_nccl(order, report("compiling"))
 
@@ -236,7 +227,7 @@ def build_flashinfer_wheel(
 
     On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu).
     """
-    began = _begin(options)
+    began = time.monotonic()
     device = targets()[target or DEFAULT_TARGET]
     version = wanted_release(house, options["version"])
     names = _module_names(options)
@@ -263,8 +254,7 @@ def build_flashinfer_wheel(
     with progress() as report:
         origin = locked_origin("flashinfer", version, report, offline=offline)
         bar = report("CUDA toolkit")
-        toolkit = next(row for row in toolkits() if row.cuda == device.cuda)
-        tools = find_toolchain(machine, toolkit, offline=offline, progress=bar)
+        tools = find_toolchain(machine, device.cuda, offline=offline, progress=bar)
 
     order = FlashInferOrder(
         origin=origin,
@@ -276,8 +266,7 @@ def build_flashinfer_wheel(
         offline=offline,
         fresh=options["fresh"],
     )
-    check_room(house, order.expected)
-    tell(f"compiling in {order.work}; what ninja says: {order.work}/log.txt")
+    _prepare_house(order, house)
     with progress("steps") as report:
         built = build_flashinfer(order, report("compiling"))
 
@@ -305,13 +294,6 @@ def _module_names(options: Mapping[str, Any]) -> list[str]:
     return sorted(names)
 
 
-def _begin(options: Mapping[str, Any]) -> float:
-    """Raise HostError if a build lacks its libraries; return the time at which it begins."""
-    if not options["dry_run"]:
-        require_libraries(BUILD, "build")
-    return time.monotonic()
-
-
 @build_command.command("vllm")
 @option(
     "--version X.Y.Z",
@@ -336,7 +318,7 @@ def build_vllm_wheel(
     **options: Any,
 ) -> Blocks:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
-    began = _begin(options)
+    began = time.monotonic()
     fixes = {fix.id for fix in load_recipe("vllm").fixes}
     # --without names fixes and extensions: separate the two.
     skip = frozenset(selection.skip)
@@ -372,15 +354,14 @@ def build_vllm_wheel(
         plan.require()
         torch = source.needs.torch
         bar = report("CUDA toolkit")
-        tools = find_toolchain(
-            machine, toolkit_of(torch), offline=offline, progress=bar
-        )
+        target = request.target.with_torch(torch)
+        tools = find_toolchain(machine, target.cuda, offline=offline, progress=bar)
     order = VllmOrder(
         source=source.path,
         identity=source.identity,
         version=source.version,
         torch=torch,
-        request=replace(request, target=request.target.with_torch(torch)),
+        request=replace(request, target=target),
         toolchain=tools,
         # The build runs in another folder, so the path must be absolute.
         requirements=requirements and requirements.absolute(),
@@ -391,8 +372,8 @@ def build_vllm_wheel(
         offline=offline,
         fresh=options["fresh"],
     )
-    check_room(house, order.expected)
-    _tell_start(order, jobs, idle)
+    _prepare_house(order, house, f" with {jobs.number} jobs ({jobs.reason})")
+    _tell_parts(order, idle)
 
     with progress("steps") as report:
         built = build_vllm(order, report)
@@ -431,11 +412,17 @@ def _built_for(device: Target, cpu: str | None) -> str:
     return built_for
 
 
-def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
-    """Tell before a long build where it runs, which parts it leaves out, and what that costs."""
-    tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
+def _prepare_house(
+    order: NcclOrder | FlashInferOrder | VllmOrder, house: Path, jobs: str = ""
+) -> None:
+    """Raise before a long build if space or rights are missing; tell where it runs."""
+    check_room(house, order.expected)
+    tell(f"compiling in {order.work}{jobs}")
     tell(f"what the build says: {order.work}/log.txt")
 
+
+def _tell_parts(order: VllmOrder, idle: Mapping[str, str]) -> None:
+    """Tell which parts a build of vLLM leaves out, and what that costs."""
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")

@@ -26,6 +26,7 @@ from packaging.version import Version
 
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError, translated
+from patchkit.extras import BUILD, require_libraries
 from patchkit.finding import Finding, finding
 from patchkit.frozen import frozen, positional
 from patchkit.process import attempt
@@ -50,6 +51,7 @@ class BuildPlan:
 
     def require(self) -> None:
         """Raise one error that lists everything that is missing; return if nothing is."""
+        require_libraries(BUILD, "build")
         if not self.missing:
             return
 

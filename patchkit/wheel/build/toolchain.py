@@ -23,7 +23,7 @@ from patchkit.process import attempt, run
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.releases import LockEntry
-from patchkit.target import Toolkit
+from patchkit.target import toolkits
 from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"
@@ -59,12 +59,12 @@ class Toolchain:
 
 def find_toolchain(
     machine: str,
-    row: Toolkit,
+    cuda: str,
     *,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Toolchain:
-    """Find the C++ compiler for ``machine``, and fetch the locked toolkit of the CUDA of ``row``.
+    """Find the C++ compiler for ``machine``, and fetch the locked toolkit of a CUDA.
 
     Raises HostError that names the first missing tool, UsageError if the toolkit has no wheels for
     this machine, and the errors of a fetch.
@@ -75,7 +75,7 @@ def find_toolchain(
     assert cxx is not None  # else it is among the missing ones
 
     host = platform.machine()
-    home = locked_toolkit(host, machine, row.cuda, offline=offline, progress=progress)
+    home = locked_toolkit(host, machine, cuda, offline=offline, progress=progress)
     if len(str(home).split()) > 1:
         raise HostError(
             f"{home}: a path with a space",
@@ -85,10 +85,11 @@ def find_toolchain(
 
     libraries = home / CROSS if machine != host else home
     banner = run(cxx, "--version", check=False).output
+    (nvcc,) = (row.nvcc for row in toolkits() if row.cuda == cuda)
     return Toolchain(
         machine=machine,
         nvcc=home / "bin" / "nvcc",
-        cuda=row.nvcc,
+        cuda=nvcc,
         cxx=cxx,
         compiler=banner.partition("\n")[0].strip(),
         include=libraries / "include",

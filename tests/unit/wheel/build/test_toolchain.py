@@ -45,7 +45,7 @@ def bare(tmp_path, monkeypatch):
 
 def test_no_toolkit_offline_and_none_in_the_cache(bare, tmp_path):
     with pytest.raises(SourceError) as absent:
-        find_toolchain(HERE, toolkits()[0], offline=True)
+        find_toolchain(HERE, toolkits()[0].cuda, offline=True)
     assert re.match(
         r"nvidia_cuda_nvcc-13.*\.whl is not in the cache", absent.value.what
     )
@@ -65,7 +65,7 @@ def test_what_is_missing_and_its_package(bare, missing, machine, package):
     if missing:
         (bare / missing).unlink()
     with pytest.raises(HostError, match="is not on this machine") as absent:
-        find_toolchain(machine, toolkits()[0])
+        find_toolchain(machine, toolkits()[0].cuda)
     assert (absent.value.hint, absent.value.exit_code) == (package, 9)
 
 
