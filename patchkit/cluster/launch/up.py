@@ -201,7 +201,9 @@ def _compile_first(
     for text in first_start_notes(node, modules):
         watcher.note(text)
 
-    calls = missing_calls(node, modules)
+    # Where the head has all, a worker may still lack what it then gets from there.
+    lacks = [missing_calls(other.env.node, modules) for other in plan.units.ranks]
+    calls = max(lacks, key=len)
     if not calls:
         return
 

@@ -498,6 +498,7 @@ KERNELS = FlashInfer(version="0.6.13", modules=("rope",), facts={"nvcc": "n"})
 STEPS = [
     f"{text} steps" for text in ("20 % of 4", "0 % of 40", "70 % of 40", "0 % of 0")
 ]
+PARTS = ("-worker@1", "-ray", "-alive")
 UNKNOWN = "it broke; the start compiles it beside the weights; next: patchkit logs"
 FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build failed."]
 
@@ -571,6 +572,37 @@ def test_up_compiles_before_the_server_starts(
     assert given["variables"]["FLASHINFER_WORKSPACE_BASE"] == folder
     order = ["put_files", "compile_modules", "begin_group"]
     assert [name for _node, name, _given in nodes.calls() if name in order] == order
+
+
+def test_a_worker_gets_what_the_head_alone_has(nodes, tmp_path):
+    lies = {}
+    for number, (name, modules) in enumerate(
+        zip(NAMES, (("sampling",), ()), strict=True)
+    ):
+        facts = node_facts(tmp_path, node=number)
+        kernels = replace(KERNELS, modules=modules)
+        software = replace(facts.host.software, flashinfer=kernels)
+        facts = replace(facts, host=replace(facts.host, software=software))
+        lies[name] = {
+            "hold_alone": HELD,
+            "look_at_node": (value(asdict(facts)), "end"),
+            "strangers": (value([]), "end"),
+            "try_links": (value([{"words": ["ssh"], "error": {}}]), "end"),
+            "read_node_state": state("inactive", "dead", () if number else PARTS),
+            "put_files": (value(None), "end"),
+            "compile_modules": (value([True, ["spark-2: 9 files"]]), "end"),
+            "begin_group": (value("@1.0"), "end"),
+        }
+    nodes.lie(lies)
+    notes = []
+    watcher = StartWatcher(*[lambda *_: None] * 2, notes.append)
+    bring_up(cluster(*NAMES), MODEL, watcher)
+    ((name, given),) = nodes.asked("compile_modules")
+    assert name == "spark-1"
+    assert [call["function"][-19:] for call in given["calls"]] == [
+        "gen_sampling_module"
+    ]
+    assert notes[-1] == "spark-2: 9 files"
 
 
 def test_what_is_compiled_changes_no_file_of_a_start(tmp_path):
