@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.patching.fix import Request
 from patchkit.source.archive import unpack
 from patchkit.source.origin import find_origin
 from patchkit.target import targets, toolkits
@@ -63,7 +64,7 @@ def main() -> int:
 def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None:
     order = NcclOrder(
         origin=find_origin("nccl", RELEASE),
-        target=targets()["gb10"],
+        request=Request(target=targets()["gb10"]),
         toolchain=find_toolchain(host, toolkits()[0].cuda),
         functions=functions,
         jobs=jobs_for(JOB_MEMORY).number,

@@ -44,6 +44,7 @@ from patchkit.cli.render import (
 )
 from patchkit.errors import UsageError
 from patchkit.finding import worst
+from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
@@ -55,6 +56,7 @@ from patchkit.source.resolve import locked_origin
 from patchkit.source.tree import SourceTree
 from patchkit.target import DEFAULT_TARGET, Target, targets, toolkits
 from patchkit.units import BYTES_PER_GIB
+from patchkit.wheel.build.compiled import CompileOrder
 from patchkit.wheel.build.flashinfer import FlashInferOrder, build_flashinfer
 from patchkit.wheel.build.machine import (
     BuildPlan,
@@ -161,7 +163,7 @@ def build_nccl_wheel(
 
     order = NcclOrder(
         origin=origin,
-        target=device,
+        request=Request(target=device),
         toolchain=tools,
         functions=options["functions"],
         jobs=jobs.number,
@@ -258,7 +260,7 @@ def build_flashinfer_wheel(
 
     order = FlashInferOrder(
         origin=origin,
-        target=device,
+        request=Request(target=device),
         toolchain=tools,
         names=names,
         calls=calls,
@@ -357,9 +359,7 @@ def build_vllm_wheel(
         target = request.target.with_torch(torch)
         tools = find_toolchain(machine, target.cuda, offline=offline, progress=bar)
     order = VllmOrder(
-        source=source.path,
-        identity=source.identity,
-        version=source.version,
+        origin=source,
         torch=torch,
         request=replace(request, target=target),
         toolchain=tools,
@@ -387,7 +387,7 @@ def build_vllm_wheel(
         began,
         tools,
         title=f"vllm {order.version}",
-        device=f"{order.request.target.title}, {built.facts['archs']}",
+        device=f"{target.title}, {built.facts['archs']}",
         checks=checks,
         notes=list(map(note, built.notes)),
     )
@@ -412,9 +412,7 @@ def _built_for(device: Target, cpu: str | None) -> str:
     return built_for
 
 
-def _prepare_house(
-    order: NcclOrder | FlashInferOrder | VllmOrder, house: Path, jobs: str = ""
-) -> None:
+def _prepare_house(order: CompileOrder, house: Path, jobs: str = "") -> None:
     """Raise before a long build if space or rights are missing; tell where it runs."""
     check_room(house, order.expected)
     tell(f"compiling in {order.work}{jobs}")
@@ -433,7 +431,7 @@ def _tell_parts(order: VllmOrder, idle: Mapping[str, str]) -> None:
         tell(f"{names}: upstream's wheel has them; --source NAME=… compiles one")
 
     for extension in by_option(sorted(order.without - idle.keys())):
-        if extension.serves(order.request.target.major, order.version):
+        if extension.serves(order.target.major, order.origin.version):
             tell(f"without {extension.option}: {extension.cost}")
 
     if not namespace_words():

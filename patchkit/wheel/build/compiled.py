@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from string import Template
+from typing import ClassVar
 
 from patchkit import __version__
 from patchkit.apply import apply
@@ -39,29 +41,51 @@ class CompileOrder:
     With ``fresh``, nothing of an interrupted build is used.
     """
 
+    project: ClassVar[str]
+    package: ClassVar[str]
+    pythons: ClassVar[str] = "py3-none"
+
     origin: SourceOrigin
-    target: Target
+    request: Request
     toolchain: Toolchain
     fresh: bool
 
     @property
+    def target(self) -> Target:
+        return self.request.target
+
+    @property
     def version(self) -> str:
-        return str(self.origin.version)
+        return self.origin.version.public
 
-    def folder(self, project: str, variant: str = "") -> Path:
-        """Return the work folder in which a project is compiled."""
-        machine = self.toolchain.machine
-        return WORK / f"{project}-{self.version}-{self.target.name}-{machine}{variant}"
+    @property
+    def reduced(self) -> str:
+        """Return ``.reduced`` for a part that is built for tests, else an empty text."""
+        return ""
 
-    def filename(self, package: str, label: str) -> str:
+    @property
+    def label(self) -> str:
+        """Return the beginning of the wheel's local version."""
+        return f"{self.target.cuda_tag}.{self.target.name}{self.reduced}"
+
+    @property
+    def work(self) -> Path:
+        """Return the work folder in which the project is compiled."""
+        part = self.reduced.replace(".", "-")
+        machine = f"{self.toolchain.machine}{part}"
+        return WORK / f"{self.project}-{self.version}-{self.target.name}-{machine}"
+
+    @property
+    def expected(self) -> str:
         """Return the file name of the wheel, without the digest that only the build knows."""
-        version = f"{self.version}+{label}"
-        return f"{package}-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+        wheel = f"{self.package}-{self.version}+{self.label}-{self.pythons}"
+        return f"{wheel}-linux_{self.toolchain.machine}.whl"
 
 
-def patch_sources(project: str, order: CompileOrder, source: Path) -> Facts:
+def patch_sources(order: CompileOrder, source: Path) -> Facts:
     """Put sources into the folder ``source``, apply the fixes, and return facts of the build."""
     origin = order.origin
+    project = order.project
     if origin.path.is_dir():
         # Without git's history and earlier objects: the facts have a digest of the whole tree.
         aside = shutil.ignore_patterns(".git", "build")
@@ -72,7 +96,7 @@ def patch_sources(project: str, order: CompileOrder, source: Path) -> Facts:
     # Patches that a user applied to a folder stay in it.
     ledger = open_workspace(source, project).ledger
     patches = ledger.request.patches if ledger else ()
-    request = Request(target=order.target, patches=patches)
+    request = replace(order.request, patches=patches)
 
     # The build that follows runs the source's own code by design, sandbox or not.
     possible = Sandboxed.IF_POSSIBLE

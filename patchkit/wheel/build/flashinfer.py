@@ -69,23 +69,13 @@ class FlashInferOrder(CompileOrder):
     ``Call`` of the runtime. With ``jobs`` None, memory decides.
     """
 
+    project = "flashinfer"
+    package = _PACKAGE
+
     names: Sequence[str]
     calls: Sequence[Any]
     jobs: int | None
     offline: bool
-
-    @property
-    def label(self) -> str:
-        """Return the beginning of the wheel's local version."""
-        return f"{self.target.cuda_tag}.{self.target.name}"
-
-    @property
-    def expected(self) -> str:
-        return self.filename(_PACKAGE, self.label)
-
-    @property
-    def work(self) -> Path:
-        return self.folder("flashinfer")
 
     @property
     def arch(self) -> str:
@@ -137,7 +127,7 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
 
 def _patch_source(order: FlashInferOrder, source: Path) -> Facts:
     """Put the patched source where generators find it, and return the facts of the build."""
-    facts = patch_sources("flashinfer", order, source)
+    facts = patch_sources(order, source)
     facts |= {
         "arch": order.arch,
         "modules": sorted(order.names),

@@ -45,16 +45,19 @@ class NcclOrder(CompileOrder):
     all of them.
     """
 
+    project = "nccl"
+    package = "nvidia_nccl_cu13"
+
     jobs: int
     functions: str
 
     @property
-    def expected(self) -> str:
-        return self.filename("nvidia_nccl_cu13", self.target.name)
+    def reduced(self) -> str:
+        return ".reduced" if self.functions else ""
 
     @property
-    def work(self) -> Path:
-        return self.folder("nccl", "-reduced" if self.functions else "")
+    def label(self) -> str:
+        return f"{self.target.name}{self.reduced}"
 
     @property
     def gencode(self) -> str:
@@ -126,7 +129,7 @@ def _installed_files(build: Path, version: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
-    facts = patch_sources("nccl", order, source)
+    facts = patch_sources(order, source)
     # Releases differ in their licence, so each one's own text decides.
     apache = "Apache License" in (source / _LICENSE).read_text("utf-8")
     facts |= {
@@ -138,11 +141,9 @@ def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
         },
     }
     template = fill_template({**facts, "wheel": ""}, "pyproject")
-    reduced = "reduced." if order.functions else ""
     # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of what packs them.
-    label = digest_label(as_text(facts), template)
-    version = f"{order.version}+{order.target.name}.{reduced}{label}"
-    return facts | {"wheel": version}
+    digest = digest_label(as_text(facts), template)
+    return facts | {"wheel": f"{order.version}+{order.label}.{digest}"}
 
 
 def _make_variables(order: NcclOrder) -> dict[str, object]:

@@ -80,7 +80,7 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
     Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
     """
     with staging() as staged:
-        target = order.request.target
+        target = order.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         environment = clean_environment(staged)
         check_toolchain(order.toolchain, arch, staged, environment)
@@ -117,7 +117,7 @@ def _make_vllm_wheel(
     assembler: Assembler,
     report: Report,
 ) -> BuiltWheel:
-    target = order.request.target
+    target = order.target
     circumstance = network()
     log_line(root, circumstance)
 
@@ -166,7 +166,7 @@ def _prove_compiled(
     source = root / "source"
     compiled = compiled_sources(source / "build", source)
 
-    target = order.request.target
+    target = order.target
     archs = target.arch_list(order.request.arch)
     tree = detect(source, "vllm", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
     groups = evaluate(tree, target, archs, order.toolchain.cuda)
@@ -266,7 +266,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> Values:
         "CUDA_HOME": str(cuda),
         "CXX": cxx,
         "CUDAHOSTCXX": cxx,  # nvcc's host compiler, as CMake takes it
-        archs.variable: archs.value_for(order.request.target, order.request.arch),
+        archs.variable: archs.value_for(order.target, order.request.arch),
         "VLLM_TARGET_DEVICE": "cuda",
         "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],
         "MAX_JOBS": str(order.jobs),

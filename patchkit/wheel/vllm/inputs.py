@@ -47,8 +47,7 @@ from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.source.releases import read_lock
 from patchkit.target import Target
-from patchkit.wheel.build.machine import WORK
-from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.compiled import CompileOrder
 from patchkit.wheel.device.inspect import Binaries, inspect_wheel
 from patchkit.wheel.device.libraries import Judgements, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
@@ -65,57 +64,38 @@ _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
 @frozen
-class VllmOrder:
-    """An order for vLLM: sources by their identity, the device, and the release of torch.
+class VllmOrder(CompileOrder):
+    """An order for vLLM, and the release of torch that it is built with.
 
     ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
     that are left out; ``given`` names sources of other projects; ``requirements`` lock the
     environment, by default the recipe's.
     """
 
-    source: Path
-    identity: str
-    version: Version
+    project = "vllm"
+    package = "vllm"
+    pythons = "cp38-abi3"  # as upstream's wheels: one wheel for every later Python
+
     torch: str
-    request: Request
-    toolchain: Toolchain
     requirements: Path | None = None
     jobs: int
     given: Values = field(default_factory=dict)
     offline: bool = False
     without: frozenset[str] = frozenset()
     extensions: frozenset[str] = frozenset()
-    fresh: bool = False
 
     @property
-    def label(self) -> str:
-        """Return the beginning of the wheel's local version."""
-        target = self.request.target
-        return f"{target.cuda_tag}.{target.name}{'.reduced' if self.extensions else ''}"
-
-    @property
-    def expected(self) -> str:
-        """Return the wheel's file name, without the digest that only the build knows."""
-        version = f"{self.version.public}+{self.label}"
-        # cp38-abi3, as upstream's wheels: one wheel for every later Python.
-        return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
-
-    @property
-    def work(self) -> Path:
-        """Return the work folder in which vLLM is compiled."""
-        target = self.request.target.name
-        name = f"vllm-{self.version.public}-{target}-{self.toolchain.machine}"
-        return WORK / (f"{name}-reduced" if self.extensions else name)
+    def reduced(self) -> str:
+        return ".reduced" if self.extensions else ""
 
     @property
     def released(self) -> bool:
         """True for a release whose sdist and wheel for this CPU are known by their sha256."""
-        release = self.version.public
-        sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
-        if sdist is None or self.identity != f"sha256:{sdist.sha256}":
+        sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(self.version)
+        if sdist is None or self.origin.identity != f"sha256:{sdist.sha256}":
             return False
 
-        return release in upstream_wheels("vllm", self.toolchain.machine)
+        return self.version in upstream_wheels("vllm", self.toolchain.machine)
 
     def source_of(self, known: KnownSource) -> str:
         """Return where a source comes from, as ``--source`` names it; "" for git.
@@ -127,9 +107,9 @@ class VllmOrder:
             return spec
 
         is_fixed = known.compiled in self.request.also | self.request.only
-        if is_fixed or not known.is_ready(self.version) or not self.released:
+        if is_fixed or not known.is_ready(self.origin.version) or not self.released:
             return ""
-        return f"vllm=={self.version.public}"
+        return f"vllm=={self.version}"
 
     @property
     def taken(self) -> tuple[KnownSource, ...]:
@@ -137,7 +117,7 @@ class VllmOrder:
         return tuple(
             known
             for known in known_externals()
-            if known.pin_of(self.version)
+            if known.pin_of(self.origin.version)
             and known.option not in self.without
             and is_upstream(self.source_of(known))
         )
@@ -241,7 +221,7 @@ def gather_sources(
     UsageError if the build does not fetch a given source or cannot compile a source for the CPU;
     SourceError, HashMismatchError, StorageError and HostError if a source cannot be fetched.
     """
-    check_given(wanted, order.version, order.given)
+    check_given(wanted, order.origin.version, order.given)
     home = order.work / "external"
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
@@ -279,7 +259,7 @@ def gather_sources(
                 )
 
         place = str(home / option / known.folder)
-        if known.define and known.define.covers(order.version):
+        if known.define and known.define.covers(order.origin.version):
             defines[known.define.variable] = place
         else:
             environment[external.external.variable] = place
@@ -296,7 +276,7 @@ def gather_sources(
 def _require_compilable(known: KnownSource, order: VllmOrder) -> None:
     """Raise UsageError for a source that cannot be compiled for another CPU."""
     if known.native and order.toolchain.across:
-        upstream = f"--source {known.option}=vllm=={order.version.public}"
+        upstream = f"--source {known.option}=vllm=={order.version}"
         cpu = order.toolchain.machine
         raise UsageError(
             f"{known.option} cannot be compiled for {cpu} on {platform.machine()}",
@@ -314,7 +294,7 @@ def _find_source(wanted: Wanted, spec: str, order: VllmOrder) -> FoundSource:
     if not spec:
         without = ""
         if known.optional and not any(
-            row.covers(order.version) for row in known.refused
+            row.covers(order.origin.version) for row in known.refused
         ):
             without = f"--without {known.option}"
         return _commit_input(
@@ -478,7 +458,7 @@ def upstream_parts(
     """
     cpu = order.toolchain.machine
     entries = upstream_wheels("vllm", cpu)
-    release = order.version.public
+    release = order.version
     if release not in entries:
         raise SourceError(
             f"upstream's wheel of vLLM {release} for {cpu} is not locked",
@@ -488,7 +468,7 @@ def upstream_parts(
 
     path = fetch("vllm", release, entries, offline=order.offline, progress=progress)
     with WheelFile(path) as wheel:
-        return parts_of(wheel, known, order.request.target)
+        return parts_of(wheel, known, order.target)
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:

@@ -182,19 +182,21 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
 
 
 def _copy_source(order: VllmOrder, source: Path) -> None:
-    if order.source.is_file():
-        unpack(order.source, source)
+    if order.origin.path.is_file():
+        unpack(order.origin.path, source)
         return
 
     # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
     aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
-    shutil.copytree(order.source, source, symlinks=True, ignore=aside)
+    shutil.copytree(order.origin.path, source, symlinks=True, ignore=aside)
 
     # A checkout: its version came from git, which is left out.
     info = source / "PKG-INFO"
     if not info.exists():
-        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
-        origin = open_workspace(order.source, "vllm").tree
+        metadata = (
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.origin.version}\n"
+        )
+        origin = open_workspace(order.origin.path, "vllm").tree
         paths = release_files("vllm").get(origin.version.public, ())
         if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
             metadata += f"Summary: {FORK}\n"
@@ -285,7 +287,7 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
         install_torch_stand_in(stand_in_site, site)
 
     torch = installed_torch(environment.python)
-    require_torch(torch, order.torch, order.request.target.cuda)
+    require_torch(torch, order.torch, order.target.cuda)
     return environment, site
 
 
@@ -312,14 +314,14 @@ def _vllm_facts(
     facts: Facts = {
         "project": "vllm",
         "made": "build",
-        "version": order.version.public,
+        "version": order.version,
         "patchkit": __version__,
         "recipe": recipe.digest,
-        "source": order.identity,
+        "source": order.origin.identity,
         "tree": f"sha256:{tree_digest(source)}",
         "fixes": fix_states(outcome),
         **order.request.patch_facts,
-        "target": order.request.target.name,
+        "target": order.target.name,
         "archs": order.request.arch_list,
         "machine": order.toolchain.machine,
         "cuda": order.toolchain.cuda,
@@ -338,6 +340,6 @@ def _vllm_facts(
     label = f"{order.label}.{digest_label(as_text(facts))}"
     # Neither name nor digest depends on where it was built: the bytes of the code do not.
     return facts | {
-        "wheel": f"{order.version.public}+{label}",
+        "wheel": f"{order.version}+{label}",
         "built_on": platform.machine(),
     }

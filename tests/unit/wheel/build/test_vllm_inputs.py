@@ -13,6 +13,7 @@ from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.build import Wanted, by_option, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES
+from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import read_lock
 from patchkit.target import targets
 from patchkit.wheel.build.machine import WORK
@@ -69,9 +70,8 @@ def take(tmp_path, monkeypatch):
 
     def gathered(*wanted, given=(), cpu=MACHINE, **how):
         order = VllmOrder(
-            source=tmp_path,
-            identity="",
-            version=VERSION,
+            origin=SourceOrigin(path=tmp_path, identity="", version=VERSION),
+            fresh=False,
             torch="",
             request=Request(target=targets()["gb10"]),
             toolchain=replace(TOOLS, machine=cpu),
@@ -230,8 +230,8 @@ RELEASE = f"sha256:{read_lock(RECIPES / 'vllm' / 'lock.toml')['0.28.0'].sha256}"
 PLACES = dict.fromkeys(("nvcc", "cxx", "include", "lib"), Path())
 TOOLS = Toolchain(machine="aarch64", cuda="", compiler="", **PLACES)
 ORDER = {
-    "source": Path(),
     "identity": RELEASE,
+    "fresh": False,
     "torch": "",
     "toolchain": TOOLS,
     "jobs": 1,
@@ -260,7 +260,11 @@ def test_flash_attention_is_upstreams_or_machine_code(
     request = Request(
         target=GB10, **{name: frozenset({fix}) for name, fix in asked.items()}
     )
-    ordered = VllmOrder(**ORDER | how, version=Version(version), request=request)
+    options = ORDER | how
+    origin = SourceOrigin(
+        path=Path(), identity=options.pop("identity"), version=Version(version)
+    )
+    ordered = VllmOrder(**options, origin=origin, request=request)
     assert ordered.source_of(KNOWN["flash-attn"]) == source
     assert (KNOWN["flash-attn"] in ordered.taken) == source.startswith("vllm==")
     assert ordered.compiling.also == fixes
