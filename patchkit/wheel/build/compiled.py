@@ -102,19 +102,24 @@ def patch_sources(order: CompileOrder, source: Path) -> Facts:
     possible = Sandboxed.IF_POSSIBLE
     recipe = load_recipe(project)
     outcome = apply(source, recipe, request, anew=True, sandboxed=possible)
-    facts: Facts = {
-        "project": project,
+    fixes = [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts]
+    return order_facts(order, source) | request.patch_facts | {"fixes": fixes}
+
+
+def order_facts(order: CompileOrder, source: Path) -> Facts:
+    """Return the facts of every compiled wheel; ``source`` has the patched sources."""
+    tools = order.toolchain
+    return {
+        "project": order.project,
         "version": order.version,
         "patchkit": __version__,
-        "source": origin.identity,
+        "source": order.origin.identity,
         "tree": f"sha256:{tree_digest(source)}",
-        "fixes": [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts],
         "target": order.target.name,
-        "machine": order.toolchain.machine,
-        "cuda": order.toolchain.cuda,
-        "compiler": order.toolchain.compiler,
+        "machine": tools.machine,
+        "cuda": tools.cuda,
+        "compiler": tools.compiler,
     }
-    return facts | request.patch_facts
 
 
 def fill_template(facts: Facts, name: str, **values: str) -> str:

@@ -8,7 +8,7 @@ vLLM's own setup.py and CMake do the work; everything that they would fetch is f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from patchkit.wheel.device.libraries import (
     require_portable,
 )
 from patchkit.wheel.file.sbom import as_text, wheel_sbom
-from patchkit.wheel.file.wheelfile import FACTS, Facts, WheelFile
+from patchkit.wheel.file.wheelfile import FACTS, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.parts import native_parts, read_kernels
@@ -142,7 +142,13 @@ def _make_vllm_wheel(
         proofs.append(f"{native.count} fat binaries are assembled from PTX, by {ptxas}")
 
     facts = {**prepared.facts, "native": native.facts}
-    sealed = _seal_vllm_wheel(root, raw, prepared, facts, native.members)
+    texts = {
+        **prepared.texts,
+        FACTS: as_text(facts),
+        "sboms/patchkit.cdx.json": as_text(wheel_sbom(facts, prepared.steps)),
+    }
+    tag = platform_tag(raw, _PROVIDED)
+    sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, native.members)
     return BuiltWheel(
         wheel=sealed,
         facts=facts,
@@ -175,22 +181,6 @@ def _prove_compiled(
     libraries = asked_targets(tree)
     linked = [source for source in compiled if source.library in libraries]
     yield from prove_compiled(linked, binaries, target)
-
-
-def _seal_vllm_wheel(
-    root: Path,
-    raw: Path,
-    prepared: Prepared,
-    facts: Facts,
-    libraries: Mapping[str, bytes],
-) -> Path:
-    texts = {
-        **prepared.texts,
-        FACTS: as_text(facts),
-        "sboms/patchkit.cdx.json": as_text(wheel_sbom(facts, prepared.steps)),
-    }
-    tag = platform_tag(raw, _PROVIDED)
-    return seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
 
 
 _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it

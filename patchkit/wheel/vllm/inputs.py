@@ -292,14 +292,7 @@ def _find_source(wanted: Wanted, spec: str, order: VllmOrder) -> FoundSource:
     """
     known = wanted.known
     if not spec:
-        without = ""
-        if known.optional and not any(
-            row.covers(order.origin.version) for row in known.refused
-        ):
-            without = f"--without {known.option}"
-        return _commit_input(
-            wanted, wanted.external.url, "", without, offline=order.offline
-        )
+        return _commit_input(wanted, wanted.external.url, "", order)
 
     place = Path(spec).expanduser()
     if place.is_dir():
@@ -313,7 +306,7 @@ def _find_source(wanted: Wanted, spec: str, order: VllmOrder) -> FoundSource:
             f"--source {known.option}={spec}: there is no such folder",
             why="the path is mistyped, or it is an archive, which is to be unpacked first",
         )
-    return _commit_input(wanted, git.url, git.commit, "", offline=order.offline)
+    return _commit_input(wanted, git.url, git.commit, order)
 
 
 def _copy_folder(source: Path, inner: str, dest: Path) -> None:
@@ -358,14 +351,11 @@ def _commit_input(
     wanted: Wanted,
     url: str,
     commit: str,
-    without: str,
-    *,
-    offline: bool,
+    order: VllmOrder,
 ) -> FoundSource:
     """Return the source at ``commit``, by default at the pinned commit, to be fetched with git.
 
-    ``without`` is the option that leaves the source out, for the hint of an error, or "". Raises
-    SourceError if only a tag is known.
+    Raises SourceError if only a tag is known.
     """
     known = wanted.known
     external = wanted.external
@@ -379,10 +369,12 @@ def _commit_input(
 
     def fill(dest: Path) -> None:
         try:
-            _check_out(url, chosen, dest, wanted.submodules, offline=offline)
+            _check_out(url, chosen, dest, wanted.submodules, offline=order.offline)
         except (SourceError, StorageError) as error:
-            if without:
-                error.hint += f"; or leave it out: {without}; {known.cost}"
+            refused = any(row.covers(order.origin.version) for row in known.refused)
+            if known.optional and not refused and not commit:
+                without = f"--without {known.option}; {known.cost}"
+                error.hint += f"; or leave it out: {without}"
             raise
 
     # The identity has upstream's URL even if ``url`` is another: the commit id identifies it.

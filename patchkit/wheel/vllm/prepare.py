@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
@@ -50,6 +49,7 @@ from patchkit.source.releases import (
 )
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import Sandboxed, SourceTree
+from patchkit.wheel.build.compiled import order_facts
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
@@ -311,21 +311,12 @@ def _vllm_facts(
 ) -> Facts:
     recipe = load_recipe("vllm")
     torch = installed_torch(environment.python)
-    facts: Facts = {
-        "project": "vllm",
+    facts = order_facts(order, source) | {
         "made": "build",
-        "version": order.version,
-        "patchkit": __version__,
         "recipe": recipe.digest,
-        "source": order.origin.identity,
-        "tree": f"sha256:{tree_digest(source)}",
         "fixes": fix_states(outcome),
         **order.request.patch_facts,
-        "target": order.target.name,
         "archs": order.request.arch_list,
-        "machine": order.toolchain.machine,
-        "cuda": order.toolchain.cuda,
-        "compiler": order.toolchain.compiler,
         "tools": {name: environment.packages[name] for name in ("cmake", "ninja")},
         "environment": {
             "python": "{}.{}".format(*sys.version_info),
