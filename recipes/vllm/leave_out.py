@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 
 from packaging.version import Version
 
@@ -172,7 +173,10 @@ def idle_sources(
             continue
 
         reason = _idle_reason(source, tree, request, targets)
-        if reason and _can_leave(tree, source):
+        if not reason:
+            continue
+        with suppress(DriftError, UsageError):
+            leave_out(tree, [source])
             idle[source.option] = reason
     return idle
 
@@ -198,14 +202,6 @@ def _idle_reason(
     if fix and is_applied:
         return f"vLLM does not choose it there, by the fix {fix}"
     return ""
-
-
-def _can_leave(tree: SourceTree, source: KnownSource) -> bool:
-    try:
-        leave_out(tree, [source])
-    except (DriftError, UsageError):
-        return False
-    return True
 
 
 def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:

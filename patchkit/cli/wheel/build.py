@@ -71,7 +71,6 @@ from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import (
     MACHINES,
-    Toolchain,
     find_toolchain,
     missing_tools,
 )
@@ -181,7 +180,6 @@ def build_nccl_wheel(
         built,
         house,
         began,
-        tools,
         title=f"nccl {order.version}",
         device=f"{device.title}, {order.gencode.rpartition('=')[2]}",
         checks=[f"every kernel of NCCL is exact for {device.title}"],
@@ -276,7 +274,6 @@ def build_flashinfer_wheel(
         built,
         house,
         began,
-        tools,
         title=title,
         device=f"{device.title}, {device.native}",
         checks=["no module holds code for another device or family"],
@@ -324,8 +321,8 @@ def build_vllm_wheel(
     fixes = {fix.id for fix in load_recipe("vllm").fixes}
     # --without names fixes and extensions: separate the two.
     skip = frozenset(selection.skip)
-    extensions = by_option(sorted(skip - fixes))
-    left_out = frozenset(extension.option for extension in extensions)
+    left_out = skip - fixes
+    by_option(sorted(left_out))  # raises for an unknown name
     request = replace(selection, skip=tuple(skip & fixes)).request()
     machine = _built_for(request.target, options["cpu"])
     sources = parse_given(options["sources"])
@@ -385,7 +382,6 @@ def build_vllm_wheel(
         built,
         house,
         began,
-        tools,
         title=f"vllm {order.version}",
         device=f"{target.title}, {built.facts['archs']}",
         checks=checks,
@@ -458,7 +454,6 @@ def built_blocks(
     built: BuiltWheel,
     house: Path,
     began: float,
-    tools: Toolchain,
     *,
     title: str,
     device: str,
@@ -483,12 +478,13 @@ def built_blocks(
         }
     )
 
-    machine = tools.machine
-    if tools.across:
+    facts = built.facts
+    machine = facts["machine"]
+    if platform.machine() != machine:
         machine += f" on {platform.machine()}"
 
     yield bold(title) + f"  →  {device}, {machine}"
-    yield GOOD + f"nvcc {tools.cuda}, {tools.compiler}"
+    yield GOOD + f"nvcc {facts['cuda']}, {facts['compiler']}"
     for check in (*checks, *built.circumstances, *built.proofs):
         yield GOOD + check
     yield GOOD + f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"

@@ -143,14 +143,10 @@ def missing_tools(machine: str) -> Iterator[Finding]:
             yield _missing_tool(tool, tool)
 
     if find_cxx(machine) is None:
-        yield _missing_cxx(machine)
-
-
-def _missing_cxx(machine: str) -> Finding:
-    package = "g++"
-    if machine != platform.machine():
-        package = f"g++-{machine.replace('_', '-')}-linux-gnu"
-    return _missing_tool(_cxx_name(machine), package)
+        package = "g++"
+        if machine != platform.machine():
+            package = f"g++-{machine.replace('_', '-')}-linux-gnu"
+        yield _missing_tool(_cxx_name(machine), package)
 
 
 def _missing_tool(tool: str, package: str) -> Finding:
@@ -191,17 +187,6 @@ class ToolkitWheel(LockEntry):
     role: str
     machine: str
 
-    def fetch(self, offline: bool, progress: Progress | None) -> Path:
-        """Return the wheel as a file in the cache. Raises the errors of a fetch."""
-        entries = {self.version: self}
-        return fetch(
-            self.project,
-            self.version,
-            entries,
-            offline=offline,
-            progress=progress,
-        )
-
 
 def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
     """Read the wheels of ``recipes/toolchain.toml``."""
@@ -234,7 +219,16 @@ def locked_toolkit(
     if home.is_dir():
         return home
 
-    archives = [wheel.fetch(offline, progress) for wheel in wheels]
+    archives = [
+        fetch(
+            wheel.project,
+            wheel.version,
+            {wheel.version: wheel},
+            offline=offline,
+            progress=progress,
+        )
+        for wheel in wheels
+    ]
     trouble = "the CUDA toolkit (0.5 GB) is not unpacked"
     cure = "free some space, or set PATCHKIT_CACHE_DIR to another folder"
     with translated(trouble, home, cure):
