@@ -33,7 +33,7 @@ _TARGETS = frozenset({"define_extension_target", "add_custom_target"})
 # As ast.unparse writes the statement of setup.py that asks for a target.
 _ASKED = re.compile(
     r"ext_modules\.append\(CMakeExtension\("
-    r"name='vllm\.(?:vllm_flash_attn\.)?(\w+)'.*\)\)"
+    r"name='vllm\.(?:vllm_flash_attn\.)?(\w+)'(?:, .*)?\)\)"
 )
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
 
