@@ -39,16 +39,17 @@ class _StandIn(ModuleType):
 
 
 def main() -> None:
-    """Do what the docstring of this file says."""
+    """Compile the modules of the calls in a file or on standard input."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--cuda",
-        help="CUDA to compile for, without torch; the same link order anywhere",
+        help="CUDA's version: compile without torch, the same on every machine",
     )
     parser.add_argument("calls", nargs="?", type=argparse.FileType(), default="-")
     options = parser.parse_args()
+
+    # SIGTERM becomes SIGINT for the whole group: ninja ends its compilers at that.
     os.setpgid(0, 0)
-    # ninja then ends its compilers.
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGINT))
     calls = json.load(options.calls)
 
@@ -70,8 +71,9 @@ def main() -> None:
 
         for spec in specs:
             if not spec.is_aot:
-                # As at run time: else ninja would find no log of its own, and compile again.
-                spec.build(True, need_lock=True)
+                # One by one, as at run time: modules that are built together share a log of ninja,
+                # where FlashInfer looks for none, and compiles them again.
+                spec.build(verbose=True, need_lock=True)
 
     if _ERRORS:
         sys.exit("\n".join(_ERRORS))

@@ -282,9 +282,10 @@ def compile_modules(
     """Let ``python`` run ``script``, which compiles modules of FlashInfer: ``calls`` is its input.
 
     Yields how many of ninja's steps are done, and all. With ``by_memory``, as many compilers run at
-    once as memory holds, else as many as FlashInfer and ``variables`` say. Ended early, it goes on
-    the next time. Returns whether all is compiled, with what the workers of the cluster ``name``
-    got, or else with what ninja and the script said.
+    once as memory holds, else as many as FlashInfer and ``variables`` say. If the caller ends it
+    early, the next run goes on. Returns whether all is compiled, with what the workers of the
+    cluster ``name`` got, or else with what ninja and the script said. Workers that got nothing
+    compile for themselves.
     """
     memory = read_memory(Reader(LIVE))
     free_gib = memory.available / KIB_PER_GIB - _LEFT_GIB if memory else 0
@@ -309,11 +310,14 @@ def compile_modules(
 
     done = running.done
     if done.trouble:
-        end, _colon, text = done.trouble.partition(": ")
-        last_line = text.rpartition("\n")[2]
-        lines += [*done.errors.splitlines(), f"{python} {end}: {last_line}"]
+        outcome, _colon, output = done.trouble.partition(
+            ": "
+        )  # exit code 1: its output
+        last_line = output.rpartition("\n")[2]
+        lines += [*done.errors.splitlines(), f"{python} {outcome}: {last_line}"]
         return False, lines[-_LINES:]
 
+    # Copy the head's caches of compiled code to the workers, without a wait for new files.
     group = config_folder(name) / "group.py"
     copied = attempt("/usr/bin/python3", ALONE, group, "spread", "0", timeout=90)
     return True, copied.output.splitlines()

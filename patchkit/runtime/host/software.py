@@ -140,52 +140,61 @@ def find_flashinfer(
 ) -> FlashInfer | None:
     """Return the FlashInfer on ``path`` (``sys.path``), None if it is not installed.
 
-    ``{vllm}`` in FLASHINFER_WORKSPACE_BASE stands for the release of vLLM.
+    Its modules are those that need no compiling: of the package, of wheels that it takes, and of
+    the user's cache. ``{vllm}`` in FLASHINFER_WORKSPACE_BASE stands for the release of vLLM.
     """
-    homes = {name: folders[0] for name, folders in find_distributions(path).items()}
+    infos = {name: folders[0] for name, folders in find_distributions(path).items()}
     version = find_version(path, _FLASHINFER).partition("+")[0]
     if not version:
         return None
 
     archs = environment.get("FLASHINFER_CUDA_ARCH_LIST", "").replace(".", "")
-    modules = _read_modules(homes[_FLASHINFER])
-    prebuilt = ""
-    build = find_version(path, _PREBUILT)
-    for name, home in homes.items():
-        if not name.startswith(_PREBUILT):
-            continue
-
-        # A provider is of one build with what finds it; one for sm121a answers 12.1 alone.
-        arch = _ONE_ARCH.search(name)
-        if read_header(home, "Version") != build or build.partition("+")[0] != version:
-            prebuilt = "other-version"
-        elif arch and archs and arch[1] not in archs:
-            prebuilt = "other-arch"
-        else:
-            modules += _read_modules(home)
+    modules = _read_modules(infos[_FLASHINFER])
+    trouble = ""
+    for name, info in infos.items():
+        if name.startswith(_PREBUILT):
+            build = find_version(path, _PREBUILT)
+            unfit = _find_unfit(
+                name, read_header(info, "Version"), build, version, archs
+            )
+            trouble = unfit or trouble
+            modules += [] if unfit else _read_modules(info)
 
     base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
     base = base.replace("{vllm}", find_version(path, "vllm"))
-    # Path's own raises for a user that nobody has.
+    # Path.expanduser raises for an unknown user.
     cache = Path(os.path.expanduser(base), ".cache/flashinfer", version)  # noqa: PTH111
-    # As FlashInfer sorts them: 9.0a, 12.1a. It also adds the letter that one lacks.
+    # FlashInfer sorts the archs, and adds a letter that one lacks: 90a_121a.
     folder = "*_".join(sorted(re.findall(r"\w+", archs), key=len))
     files = cache.glob(f"{folder}*/cached_ops/*/*.so")
     modules += [file.stem for file in files if file.is_file()]
 
-    package = homes[_FLASHINFER].with_name("flashinfer")
+    package = infos[_FLASHINFER].with_name("flashinfer")
     runner = read_lines(package / "jit/cpp_ext.py")
     return FlashInfer(
         version=version,
         home=str(package) if runner else "",
         modules=tuple(modules),
         facts={
-            "prebuilt": prebuilt,
+            "prebuilt": trouble,
             # With patchkit's fix jit_jobs, or a release that does the same.
             "jobs": "memory" if "MemAvailable" in "".join(runner) else "",
             **_find_compilers(path, environment),
         },
     )
+
+
+def _find_unfit(name: str, release: str, build: str, version: str, archs: str) -> str:
+    """Return why FlashInfer takes nothing of the wheel ``name``, "" if it takes it.
+
+    All wheels of modules have to be of one ``build``, and that of FlashInfer's ``version``.
+    """
+    arch = _ONE_ARCH.search(name)
+    if release != build or build.partition("+")[0] != version:
+        return "other-version"
+
+    # A wheel for sm121a serves 12.1a alone.
+    return "other-arch" if arch and archs and arch[1] not in archs else ""
 
 
 def _find_compilers(

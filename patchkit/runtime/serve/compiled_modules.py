@@ -94,10 +94,11 @@ class ModuleTable:
     def calls(
         self, flashinfer: str, major: int, names: Collection[str]
     ) -> tuple[Call, ...]:
-        """Return the calls of the generators whose id or set is in ``names``.
+        """Return the calls that make the modules of some generators, in the table's order.
 
-        ``flashinfer`` is the release, ``major`` the device's. Of modules that this release or
-        device does not have, there are none.
+        ``names`` are ids of generators, and sets that they are in. Generators that the release
+        ``flashinfer`` lacks are left out, and those for other devices: ``major`` is the first
+        number of the device's compute capability.
         """
         return tuple(
             call
@@ -109,7 +110,10 @@ class ModuleTable:
         )
 
     def generators_of(self, preset: Preset) -> set[str]:
-        """Return the ids of the generators that a model takes, on whatever vLLM and device."""
+        """Return the ids of the generators whose modules a model may need.
+
+        Conditions about vLLM and the device are ignored.
+        """
         situation = {
             "quantization": preset.quantization,
             "moe": "yes" if preset.moe else "no",
@@ -117,14 +121,15 @@ class ModuleTable:
             **preset.settings,
         }
         return {
-            name
+            generator_id
             for row in self.module
             if is_met(_about_model(row.when), situation)
-            for name in row.generators
+            for generator_id in row.generators
         }
 
 
 def _about_model(when: Condition) -> Condition:
+    """Return a row's condition without what it says of vLLM and the device."""
     return {fact: when[fact] for fact in when.keys() - {"target", "vllm"}}
 
 
