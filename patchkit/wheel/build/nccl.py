@@ -113,7 +113,12 @@ def _compile_nccl(
 
     command = ["make", f"--directory={root / 'source' / 'src'}", "lib"]
     command += [f"--jobs={order.jobs}", f"BUILDDIR={build}"]
-    command += [f"{name}={value}" for name, value in _make_variables(order).items()]
+
+    tools = order.toolchain
+    command += [f"CUDA_HOME={tools.nvcc.parents[1]}", f"NVCC={tools.nvcc}"]
+    command += [f"CUDA_INC={tools.include}", f"CUDA_LIB={tools.lib}"]
+    command += [f"CXX={tools.cxx}", f"NVCC_GENCODE={order.gencode}"]
+    command += [f"ONLY_FUNCS={order.functions}"]
     run_build(command, root, env, progress, objects=objects)
     return build
 
@@ -144,17 +149,3 @@ def _nccl_facts(order: NcclOrder, source: Path) -> Facts:
     # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of what packs them.
     digest = digest_label(as_text(facts), template)
     return facts | {"wheel": f"{order.version}+{order.label}.{digest}"}
-
-
-def _make_variables(order: NcclOrder) -> dict[str, object]:
-    """Return the variables of NCCL's makefiles."""
-    tools = order.toolchain
-    return {
-        "CUDA_HOME": tools.nvcc.parents[1],
-        "CUDA_INC": tools.include,
-        "CUDA_LIB": tools.lib,
-        "NVCC": tools.nvcc,
-        "CXX": tools.cxx,
-        "NVCC_GENCODE": order.gencode,
-        "ONLY_FUNCS": order.functions,
-    }
