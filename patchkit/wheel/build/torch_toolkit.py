@@ -119,6 +119,16 @@ answer = {
 _INCLUDE = r"^[ \t]*#[ \t]*include[ \t]*<({}/python[\w.]+/pyconfig\.h)>"
 # Below the toolkit.
 _TOOLCHAIN_FILE = "target.cmake"
+_CMAKE = """\
+set(CMAKE_SYSTEM_NAME "Linux")
+set(CMAKE_SYSTEM_PROCESSOR "{machine}")
+set(CMAKE_C_COMPILER "{cc}")
+set(CMAKE_CXX_COMPILER "{cxx}")
+set(CMAKE_CUDA_HOST_COMPILER "{cxx}")
+set(CMAKE_FIND_ROOT_PATH "{roots}")
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY "ONLY")
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM "NEVER")
+"""
 _HEADERS = "python"
 _LINKS = {
     # nvcc uses these folders because of its host compiler; FindCUDA because of CUDA_TOOLKIT_ROOT.
@@ -155,18 +165,13 @@ def build_toolkit(
     # CMake must look for libraries only here: this machine's driver has a libcuda.so as well.
     sysroot = f"/usr/{toolchain.machine}-linux-gnu"
     roots = (root, site / "torch", site / "nvidia", sysroot)
-    settings = {
-        "CMAKE_SYSTEM_NAME": "Linux",
-        "CMAKE_SYSTEM_PROCESSOR": toolchain.machine,
-        "CMAKE_C_COMPILER": c_compiler(toolchain.cxx),
-        "CMAKE_CXX_COMPILER": toolchain.cxx,
-        "CMAKE_CUDA_HOST_COMPILER": toolchain.cxx,
-        "CMAKE_FIND_ROOT_PATH": ";".join(map(str, roots)),
-        "CMAKE_FIND_ROOT_PATH_MODE_LIBRARY": "ONLY",
-        "CMAKE_FIND_ROOT_PATH_MODE_PROGRAM": "NEVER",
-    }
-    lines = [f'set({name} "{value}")\n' for name, value in settings.items()]
-    (dest / _TOOLCHAIN_FILE).write_text("".join(lines), "utf-8")
+    text = _CMAKE.format(
+        machine=toolchain.machine,
+        cc=c_compiler(toolchain.cxx),
+        cxx=toolchain.cxx,
+        roots=";".join(map(str, roots)),
+    )
+    (dest / _TOOLCHAIN_FILE).write_text(text, "utf-8")
 
 
 def python_headers(python: Path, machine: str, dest: Path) -> None:
