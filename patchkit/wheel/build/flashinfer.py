@@ -105,10 +105,12 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
         shutil.copytree(package, parts[1] / "tvm_ffi")
         _make_toolkit(order, parts[2], progress)
 
-        facts_text = as_text(facts)
-        fresh = order.fresh
         with work_folder(
-            order.work, parts, facts_text, fresh=fresh, free=_FREE
+            order.work,
+            parts,
+            as_text(facts),
+            fresh=order.fresh,
+            free=_FREE,
         ) as root:
             libraries = _compile(root, order, env, progress)
             arch = f"sm{order.arch}"

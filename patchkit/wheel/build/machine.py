@@ -120,9 +120,12 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
     # If the release names no GCC, the oldest GCC with -std=c++20.
     default = "10" if needs.standard >= 20 else ""
     oldest = needs.gcc or default
-    version = _gcc_version(cxx) if cxx else None
-    # The release checks the version of GCC only, not of other compilers.
-    if not version or not oldest or version >= Version(oldest):
+    if not cxx or not oldest:
+        return
+
+    # The release checks the version of GCC only; no other compiler knows this option.
+    version = attempt(cxx, "-dumpfullversion").output.strip()
+    if not _NUMBERS.fullmatch(version) or Version(version) >= Version(oldest):
         return
 
     compiler = f"g++-{oldest.partition('.')[0]}"
@@ -135,15 +138,6 @@ def _compiler_lacks(needs: Needs, cxx: Path | None, across: str) -> Iterator[Fin
         f"the release takes C++{needs.standard}, GCC {oldest} or later",
         f"{supply}; then CXX={compiler}",
     )
-
-
-def _gcc_version(cxx: Path) -> Version | None:
-    """Return the version of a compiler, None if it is not GCC, whatever its name.
-
-    No other compiler knows the option.
-    """
-    answer = attempt(cxx, "-dumpfullversion").output.strip()
-    return Version(answer) if _NUMBERS.fullmatch(answer) else None
 
 
 @positional

@@ -253,10 +253,11 @@ def _choose_wheels(
     cuda: str,
     only: str,
 ) -> list[ToolkitWheel]:
-    rows = [row for row in locked_toolkit_wheels() if row.cuda == cuda]
-    if only:
-        rows = [row for row in rows if row.project == only]
-
+    rows = [
+        row
+        for row in locked_toolkit_wheels()
+        if row.cuda == cuda and only in ("", row.project)
+    ]
     wheels = [row for row in rows if row.machine == host]
     if machine != host:
         # Of the other CPU's compiler wheel only a header is needed (fatbinary_section.h).
