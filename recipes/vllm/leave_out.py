@@ -167,17 +167,15 @@ def idle_sources(
     targets = asked_targets(tree)
     idle = {}
     for source in known_externals():
-        if not source.optional or source.option in named:
-            continue
-        if not tree.exists(source.file):
+        if source.option in named:
             continue
 
         reason = _idle_reason(source, tree, request, targets)
-        if not reason:
-            continue
+        # leave_out refuses what cannot be left out, and what the release does not have.
         with suppress(DriftError, UsageError):
-            leave_out(tree, [source])
-            idle[source.option] = reason
+            if reason:
+                leave_out(tree, [source])
+                idle[source.option] = reason
     return idle
 
 
