@@ -83,22 +83,26 @@ class CompileOrder:
 
 
 def patch_sources(order: CompileOrder, source: Path) -> Facts:
-    """Put sources into the folder ``source``, apply the fixes, and return facts of the build."""
+    """Copy or unpack an order's sources to ``source``, apply the fixes, return the build's facts.
+
+    Raises the errors of ``apply``, SourceError, StorageError.
+    """
     origin = order.origin
     project = order.project
     if origin.path.is_dir():
-        # Without git's history and earlier objects: the facts have a digest of the whole tree.
-        aside = shutil.ignore_patterns(".git", "build")
-        shutil.copytree(origin.path, source, symlinks=True, ignore=aside)
+        # The facts have a digest of the whole tree, so git's history and objects of an earlier
+        # build stay where they are.
+        ignored = shutil.ignore_patterns(".git", "build")
+        shutil.copytree(origin.path, source, symlinks=True, ignore=ignored)
     else:
         unpack(origin.path, source)
 
-    # Patches that a user applied to a folder stay in it.
+    # The sources are patched anew: with the user's patches that the folder's ledger names, too.
     ledger = open_workspace(source, project).ledger
     patches = ledger.request.patches if ledger else ()
     request = replace(order.request, patches=patches)
 
-    # The build that follows runs the source's own code by design, sandbox or not.
+    # A lacking sandbox is no obstacle: the build that follows runs the source's code anyway.
     possible = Sandboxed.IF_POSSIBLE
     recipe = load_recipe(project)
     outcome = apply(source, recipe, request, anew=True, sandboxed=possible)
@@ -139,10 +143,11 @@ def pack_wheel(
     licenses: Iterable[Path],
     provided: Collection[str] = (),
 ) -> BuiltWheel:
-    """Pack ``files``, path → content, by scikit-build-core; seal the wheel, and prove it.
+    """Pack ``files``, path → content, with scikit-build-core, and seal the wheel.
 
-    The work folder ``root`` gets the project, whose settings are ``pyproject``. ``provided`` are
-    libraries of other packages, as ``platform_tag`` takes them. Raises BuildError, ProofError.
+    Prove that its libraries are portable, and compiled for exactly the order's device. ``root`` is
+    the work folder, ``pyproject`` the text of the project's pyproject.toml. ``provided`` are names
+    of libraries that other packages bring (patterns). Raises BuildError, ProofError.
     """
     project = emptied(root / "project")
     shutil.copy(RECIPES / "wheel" / "CMakeLists.txt", project)
@@ -153,10 +158,10 @@ def pack_wheel(
         place.write_bytes(content)
 
     out = emptied(root / "raw")
-    # Without isolation: scikit-build-core comes with the extra for builds.
+    # Without isolation: scikit-build-core comes with the extra ``build``.
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     command += [f"--outdir={out}", str(project)]
-    # The tag of the wheel is that of the CPU it is compiled for.
+    # By itself a wheel gets the tag of this machine's CPU.
     platform = {"_PYTHON_HOST_PLATFORM": f"linux-{facts['machine']}"}
     run(*command, kind=BuildError, env=clean_environment(root) | platform)
     (raw,) = out.glob("*.whl")
@@ -168,11 +173,12 @@ def pack_wheel(
     }
     texts[FACTS] = as_text(facts)
     texts[f"sboms/{facts['project']}.cdx.json"] = as_text(compiled_sbom(facts))
+    # The sealed wheel's tag says which glibc its libraries need.
     tag = platform_tag(raw, provided)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, {})
 
     binaries = require_portable(sealed)
     for binary in binaries:
         prove_exact(binary, order.target, cpu=order.toolchain.machine)
-    log = root / "log.txt"
+    log = root / "log.txt"  # of the compilers
     return BuiltWheel(wheel=sealed, facts=facts, binaries=binaries, log=log)

@@ -89,7 +89,7 @@ class FlashInferOrder(CompileOrder):
 
 
 def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
-    """Patch, generate, compile, prove and pack the modules, and return the wheel.
+    """Patch FlashInfer, compile modules of kernels, prove and pack them, and return the wheel.
 
     Raises BuildError, HostError, ProofError, StorageError, and the errors of ``apply``.
     """
@@ -98,16 +98,20 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
         gencode = f"-gencode=arch=compute_{order.arch},code=sm_{order.arch}"
         check_toolchain(order.toolchain, gencode, staged, env)
 
-        parts = [staged / name for name in ("source", "site", "cuda")]
-        facts = _patch_source(order, parts[0])
-        # At the same path on every machine: the modules include its headers.
+        source = staged / "source"
+        facts = _patch_source(order, source)
+
+        # Copied, so that modules include its headers by the same path on every machine.
+        site = staged / "site"
         package = str(distribution("apache-tvm-ffi").locate_file("tvm_ffi"))
-        shutil.copytree(package, parts[1] / "tvm_ffi")
-        _make_toolkit(order, parts[2], progress)
+        shutil.copytree(package, site / "tvm_ffi")
+
+        toolkit = staged / "cuda"
+        _make_toolkit(order, toolkit, progress)
 
         with work_folder(
             order.work,
-            parts,
+            [source, site, toolkit],
             as_text(facts),
             fresh=order.fresh,
             free=_FREE,
