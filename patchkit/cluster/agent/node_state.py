@@ -310,9 +310,8 @@ def compile_modules(
 
     done = running.done
     if done.trouble:
-        outcome, _colon, output = done.trouble.partition(
-            ": "
-        )  # exit code 1: its output
+        # "exit code 1: its output"
+        outcome, _colon, output = done.trouble.partition(": ")
         last_line = output.rpartition("\n")[2]
         lines += [*done.errors.splitlines(), f"{python} {outcome}: {last_line}"]
         return False, lines[-_LINES:]

@@ -7,10 +7,12 @@ import re
 import shutil
 import site
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from patchkit.foreign import read_json
+from patchkit.frozen import Values
 from patchkit.runtime.host.host import FlashInfer, Nccl, Software
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
@@ -32,7 +34,7 @@ _ONE_ARCH = re.compile(r"_sm(\d+)a$")
 _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
-def read_software(python: str | None, environment: Mapping[str, str]) -> Software:
+def read_software(python: str | None, environment: Values) -> Software:
     """Return the packages of a Python, by default that of ``find_python``.
 
     Raises HostError if it does not run or does not answer.
@@ -63,7 +65,7 @@ def read_software(python: str | None, environment: Mapping[str, str]) -> Softwar
     )
 
 
-def find_python(environment: Mapping[str, str]) -> str:
+def find_python(environment: Values) -> str:
     """Return the Python of VIRTUAL_ENV, else this one if it has vLLM, else that of PATH."""
     if venv := environment.get("VIRTUAL_ENV"):
         python = f"{venv}/bin/python"
@@ -80,7 +82,7 @@ def find_python(environment: Mapping[str, str]) -> str:
     return next(installed, sys.executable)
 
 
-def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
+def find_ptxas(root: Path, environment: Values) -> str:
     """Return the ptxas below ``root`` of a CUDA toolkit that knows these GPUs; "" for none."""
     toolkits = sorted((root / "usr/local").glob("cuda-*"), reverse=True)
     toolkits.insert(0, root / "usr/local/cuda")
@@ -135,9 +137,7 @@ def _read_nccl(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
     return Nccl(path=choice.path or "", version=version, why=choice.why)
 
 
-def find_flashinfer(
-    path: Sequence[str], environment: Mapping[str, str]
-) -> FlashInfer | None:
+def find_flashinfer(path: Sequence[str], environment: Values) -> FlashInfer | None:
     """Return the FlashInfer on ``path`` (``sys.path``), None if it is not installed.
 
     Its modules are those that need no compiling: of the package, of wheels that it takes, and of
@@ -166,8 +166,9 @@ def find_flashinfer(
     cache = Path(os.path.expanduser(base), ".cache/flashinfer", version)  # noqa: PTH111
     # FlashInfer sorts the archs, and adds a letter that one lacks: 90a_121a.
     folder = "*_".join(sorted(re.findall(r"\w+", archs), key=len))
-    files = cache.glob(f"{folder}*/cached_ops/*/*.so")
-    modules += [file.stem for file in files if file.is_file()]
+    with suppress(OSError):  # another user's folder, or no name of one
+        files = cache.glob(f"{folder}*/cached_ops/*/*.so")
+        modules += [file.stem for file in files if file.is_file()]
 
     package = infos[_FLASHINFER].with_name("flashinfer")
     runner = read_lines(package / "jit/cpp_ext.py")
@@ -197,9 +198,7 @@ def _find_unfit(name: str, release: str, build: str, version: str, archs: str) -
     return "other-arch" if arch and archs and arch[1] not in archs else ""
 
 
-def _find_compilers(
-    path: Sequence[str], environment: Mapping[str, str]
-) -> dict[str, str]:
+def _find_compilers(path: Sequence[str], environment: Values) -> dict[str, str]:
     """Return what vLLM looks for before it takes kernels of FlashInfer, by name; "" for none."""
     programs = environment.get("PATH", os.defpath)
     toolkit = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, takewhile
 from pathlib import Path
 
@@ -107,9 +108,7 @@ def lost_files(path: Iterable[str], stem: str) -> tuple[Owner, ...]:
 
 def read_lines(place: Path) -> list[str]:
     """Return the lines of a file, none if it cannot be read, or is none: a FIFO would block."""
-    if not place.is_file():
-        return []
-    try:
-        return place.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    with suppress(OSError):  # is_file raises in another user's folder
+        if place.is_file():
+            return place.read_text("utf-8", "replace").splitlines()
+    return []

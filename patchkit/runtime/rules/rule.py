@@ -27,7 +27,7 @@ _RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
 _UNTOLD = "untold"  # a value in conditions: it is met if the fact is unknown
 
 Names = tuple[str, ...]
-"""Flags, variables or facts → their values."""
+"""Names of flags, variables, releases or kernels."""
 Condition = Mapping[str, str | Names]
 Situation = Values
 Routes = Mapping[str, Names]

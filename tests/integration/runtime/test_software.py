@@ -8,6 +8,7 @@ import pytest
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import find_python, read_software
+from patchkit.runtime.python.distributions import read_lines
 from patchkit.runtime.python.libnccl import nccl_version
 from support import flashinfer, write_files
 from support.layout import Environment
@@ -195,7 +196,10 @@ def test_what_is_no_file_of_flashinfer_blocks_nobody(env, tmp_path):
     os.mkfifo(record)
     (env.site / "flashinfer/jit").mkdir(parents=True)
     os.mkfifo(env.site / "flashinfer/jit/cpp_ext.py")
-    for base in ("~nobody-of-this-name/x", ""):
+    # What cannot be looked at, as in a folder of another user, is not there.
+    too_long = "n" * 300
+    assert read_lines(tmp_path / too_long) == []
+    for base in ("~nobody-of-this-name/x", too_long, ""):
         env.variables["FLASHINFER_WORKSPACE_BASE"] = base
         assert found(env).flashinfer.modules == ()
 
