@@ -104,12 +104,19 @@ def test_a_forged_answer_fits_or_fails_the_proof(key, value, make_tree):
         ('NVCUFLAGS := -O3 "open', "No closing quotation"),
         ("$(info patchkit -O3)", "it says 2 times what nvcc is given"),
         ("$(error no)", "exit code 2"),
+        ("X := $(shell uname -m)", "it starts a program"),
     ],
 )
 def test_flags_in_no_known_form_fail_the_proof(line, said, make_tree):
     need("make")
     with pytest.raises(ProofError, match=said):
         make_flags(make_tree("0.25.1", {COMMON_MK: f"{line}\n"}), "13.0")
+
+
+def test_a_warning_is_no_obstacle(make_tree):
+    need("make")
+    text = "$(warning old)\nNVCUFLAGS := -O3\n"
+    assert make_flags(make_tree("0.25.1", {COMMON_MK: text}), "13.0") == ("-O3",)
 
 
 def test_a_full_disk_is_told_with_the_file(make_tree, tmp_path):
