@@ -204,6 +204,12 @@ def test_native(house, tmp_path):
     assert [each.what for each in find_unfit(stock)] == [
         f"{flash} is not native, though patchkit.json says it is"
     ]
+    # A wheel of an earlier patchkit, which named what the release never calls.
+    never = {"never_called": {flash: ["kernels"]}}
+    facts = {**done.facts, "native": {**native, **never}}
+    metadata = replace(stock.metadata, facts=facts)
+    entry = replace(stock.entry, facts=facts)
+    assert list(find_unfit(replace(stock, metadata=metadata, entry=entry))) == []
 
 
 def test_native_where_no_fix_changes_anything(cli, house, tmp_path):
