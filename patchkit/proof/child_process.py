@@ -23,7 +23,6 @@ from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.follow import Resources, ending
 from patchkit.frozen import Values, frozen
 from patchkit.proof.sandbox import Box, enter
-from patchkit.proof.seccomp import libc
 
 _READY = b"."  # the child writes this when its sandbox is set up
 # In the child, the pipe's writing end: it closes when the child and all its children are gone.
@@ -206,7 +205,11 @@ def _live_as_child(
     status = 1
     try:
         os.setpgid(0, 0)  # own group: killpg then reaches its children too
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # Without ctypes there is no prctl, and no sandbox either (see sandbox.missing).
+        with contextlib.suppress(ImportError):
+            from patchkit.proof.seccomp import libc
+
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # prctl(2): if the parent ended before that call, the signal is not sent.
         if os.getppid() != parent:
             os._exit(1)

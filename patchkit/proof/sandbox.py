@@ -18,7 +18,6 @@ from pathlib import Path
 
 from patchkit.errors import HostError
 from patchkit.frozen import frozen
-from patchkit.proof import landlock, seccomp
 from patchkit.source.tree import Sandboxed, SourceTree
 
 _SYSTEM = (
@@ -49,6 +48,10 @@ class Box:
 @cache
 def missing() -> str:
     """Return the reason why this machine can have no sandbox, "" if it can have one."""
+    try:
+        from patchkit.proof import landlock, seccomp
+    except ImportError as error:
+        return f"this Python has no ctypes: {error}"
     if reason := seccomp.missing():
         return reason
     if landlock.version() < 1:
@@ -97,6 +100,8 @@ def enter(box: Box) -> None:
 
     Raises OSError if the kernel refuses a step.
     """
+    from patchkit.proof import landlock, seccomp
+
     # Variables may hold tokens and passwords.
     os.environ.clear()
     # Without no_new_privs, the kernel lets only root use Landlock and seccomp.

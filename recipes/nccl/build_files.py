@@ -14,7 +14,7 @@ import operator
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,9 +54,7 @@ def make_flags(
         raise HostError("make is not installed", hint="sudo apt install make")
     # The file would split the version with a pipe of two programs.
     major, minor = cuda.split(".")[:2]
-    text = _answer_tests(
-        tree.read(COMMON_MK), {"MAJOR": int(major), "MINOR": int(minor)}
-    )
+    text = _answer_tests(tree.read(COMMON_MK), {"MAJOR": major, "MINOR": minor})
     with ScratchFolder() as folder:
         home = Path(folder)
         (home / "common.mk").write_text(text, encoding="utf-8")
@@ -88,7 +86,7 @@ def make_flags(
     )
 
 
-def _answer_tests(text: str, versions: Mapping[str, int]) -> str:
+def _answer_tests(text: str, versions: Values) -> str:
     """Return a makefile with the answers of programs in their place.
 
     They are the exit code of each test of CUDA's version, and the name of the system.
@@ -99,7 +97,7 @@ def _answer_tests(text: str, versions: Mapping[str, int]) -> str:
         for choice in test[1].split(" -o "):
             comparisons = _COMPARED.findall(choice)
             if all(
-                getattr(operator, sign)(versions[part], int(number))
+                getattr(operator, sign)(int(versions[part]), int(number))
                 for part, sign, number in comparisons
             ):
                 return "0"

@@ -39,6 +39,19 @@ def tree(make_tree, tmp_path, monkeypatch):
     return replace(made, sandboxed=Sandboxed.ALWAYS)
 
 
+def test_a_python_without_ctypes_has_none_and_runs_without():
+    code = (
+        "import sys; sys.modules['ctypes'] = None; from pathlib import Path\n"
+        "from patchkit.proof.child_process import run\n"
+        "from patchkit.proof.sandbox import missing\n"
+        "ended = run(['/bin/echo', 'ran'], None, folder=Path('/'), environment={})\n"
+        "print(missing(), ended.text)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "no ctypes" in done.stdout, done.stderr
+    assert "ran" in done.stdout
+
+
 def _clobber(tree):
     os.close(os.open(tree.root / "vllm/a.py", os.O_RDONLY | os.O_TRUNC))
 
