@@ -124,7 +124,7 @@ def _judge_load(answers: ServerAnswers) -> _Judged:
     if "kv-usage" not in figures:
         reason = f"/metrics says {answers.metrics.status}"
         if answers.metrics.status == 200:
-            reason = "/metrics has none of the figures"
+            reason = "/metrics has no figure of the cache, or an odd one"
         yield "server-metrics", {"reason": answers.metrics.trouble or reason}
         return
 

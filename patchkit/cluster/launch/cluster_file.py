@@ -162,7 +162,7 @@ class ClusterFile:
     """
 
     members: tuple[ClusterNode, ...] = field(metadata={"key": "node"})
-    name: Annotated[str, matching(_NAME, "a short name: a-z, 0-9, -")] = "vllm"
+    name: Annotated[str, matching(_NAME, "a short name: a-z, 0-9, inner -")] = "vllm"
     venv: str = VENV
     model_folder: str = MODELS
     serve: ServeChoices = ServeChoices()

@@ -103,7 +103,13 @@ WRONG = {  # what the server does → what is found, at which level, and words o
         {"metrics": "up 1\n"},
         "server-metrics",
         Level.UNKNOWN,
-        "none of the fig",
+        "no figure of the cache",
+    ),
+    "odd metrics": (
+        {"metrics": "vllm:kv_cache_usage_perc NaN\n"},
+        "server-metrics",
+        Level.UNKNOWN,
+        "or an odd one",
     ),
 }
 
