@@ -70,7 +70,7 @@ def check_wheel(path: Path) -> None:
         "patchkit/py.typed",
         "patchkit/recipes/targets.toml",
         "patchkit/recipes/vllm/recipe.toml",
-        "patchkit/recipes/nccl/CMakeLists.txt",
+        "patchkit/recipes/wheel/CMakeLists.txt",
     } - set(names)
     _require(path, strange, sorted(missing))
 

@@ -44,16 +44,16 @@ WANTED = ("py.typed", "recipes/targets.toml", "recipes/vllm/recipe.toml")
     [
         (
             [
-                "patchkit/recipes/nccl/CMakeLists.txt",
+                "patchkit/recipes/wheel/CMakeLists.txt",
                 "patchkit_gb10-1.dist-info/RECORD",
             ],
             "",
         ),
         (
             ["patchkit_gb10-1.dist-info/RECORD"],
-            "should have patchkit/recipes/nccl/CMakeLists.txt",
+            "should have patchkit/recipes/wheel/CMakeLists.txt",
         ),
-        (["patchkit/recipes/nccl/CMakeLists.txt", "tests/a.py"], "and not tests/a.py"),
+        (["patchkit/recipes/wheel/CMakeLists.txt", "tests/a.py"], "and not tests/a.py"),
     ],
 )
 def test_a_wheel_holds_the_package_its_recipes_and_nothing_else(tmp_path, names, wrong):
