@@ -68,6 +68,7 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
         toolchain=find_toolchain(host, toolkits()[0].cuda),
         functions=functions,
         jobs=jobs_for(JOB_MEMORY).number,
+        fresh=True,
     )
     tree = unpack(order.origin.path, folder / "source")
     plain = make(order, tree, folder / "build")
