@@ -13,7 +13,8 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.out import error_text
-from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MODULES, MORE, SYNONYMS, VERBS
+from patchkit.cli.render import VerbGroup
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MODULES, MORE, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import (
     DriftError,
@@ -48,7 +49,7 @@ _NESTED = "no release has such a text: it was edited by hand, or made to do harm
 _RESTORE = "restore it from the release, or leave it out"
 
 
-class _Verbs(click.Group):
+class _Verbs(VerbGroup):
     """The group of all verbs. It imports a verb's module only to run it: --help stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -64,22 +65,6 @@ class _Verbs(click.Group):
         command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, *words = args
-        if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-
-        from difflib import get_close_matches  # seldom needed, and slow to load
-
-        similar = get_close_matches(name, VERBS, n=1)
-        verbs = [SYNONYMS[name]] if name in SYNONYMS else similar
-        hint = "`patchkit --help` lists them"
-        if verbs:
-            hint = quoted("patchkit", *verbs, *words)
-        raise UsageError(f"no verb is called {name!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
         out.prepare_streams()
@@ -107,6 +92,7 @@ class _Verbs(click.Group):
 
 
 @click.command(
+    "patchkit",
     cls=_Verbs,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},

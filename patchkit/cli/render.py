@@ -34,6 +34,7 @@ from patchkit.cli.out import (
     style,
     table,
 )
+from patchkit.cli.verbs import SYNONYMS
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.frozen import Fields, Texts, positional
@@ -138,12 +139,11 @@ class VerbGroup(click.Group):
 
         from difflib import get_close_matches  # seldom needed, and slow to load
 
-        verb = str(ctx.info_name)
-        similar = get_close_matches(name, names, n=1)
+        similar = get_close_matches(SYNONYMS.get(name, name), names, n=1)
         completed = [*similar, *words] if similar else ["--help"]
         raise UsageError(
-            f"`patchkit {verb}` has no command {name!r}; it has {', '.join(names)}",
-            hint=quoted("patchkit", verb, *completed),
+            f"`{ctx.command_path}` has no command {name!r}",
+            hint=quoted(*ctx.command_path.split(), *completed),
         )
 
     def format_commands(  # click's signature
