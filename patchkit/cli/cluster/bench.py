@@ -30,12 +30,12 @@ from patchkit.cluster.bench.figures import (
     read_conditions,
     read_series,
 )
-from patchkit.cluster.bench.rounds import BenchPlan, measure_variants
-from patchkit.cluster.bench.variants import (
+from patchkit.cluster.bench.rounds import (
+    BenchPlan,
     PlannedVariant,
-    describe_conditions,
+    bench_python,
+    measure_variants,
     plan_cluster,
-    venv_python,
 )
 from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.up import StartWatcher
@@ -44,6 +44,7 @@ from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.errors import UsageError
 from patchkit.frozen import Texts
 
+_COUNT = click.IntRange(1)
 _PROMPTS = 4  # prompts of a load: so many times its concurrency
 _SILENT = StartWatcher(
     tell=lambda *_: None,
@@ -52,15 +53,9 @@ _SILENT = StartWatcher(
 )
 
 
-def _read_numbers(
-    _context: click.Context, option: click.Parameter, text: str
-) -> tuple[int, ...]:
-    """Return the whole numbers in an option's text, where commas separate them."""
-    numbers = text.split(",")
-    if not all(number.isdecimal() and int(number) for number in numbers):
-        what = f"{option.opts[-1]} takes whole numbers with commas, not {text!r}"
-        raise UsageError(what)
-    return tuple(map(int, numbers))
+def _read_counts(text: str) -> list[int]:
+    """Return the whole numbers in a text, where commas separate them."""
+    return [_COUNT(number) for number in text.split(",")]
 
 
 class _Bench(VerbGroup):
@@ -98,23 +93,23 @@ def bench_command() -> None:
     "--input",
     "depth",
     "Tokens of a prompt.",
-    type=click.IntRange(1),
+    type=_COUNT,
     default=1024,
     show_default=True,
 )
 @option(
     "--output",
     "Tokens of an answer.",
-    type=click.IntRange(1),
+    type=_COUNT,
     default=128,
     show_default=True,
 )
 @option(
-    "--concurrency",
+    "--concurrency N,N",
     "Requests at once.",
+    type=_read_counts,
     default="1,8,32",
     show_default=True,
-    callback=_read_numbers,
 )
 @option("--rounds", "Repetitions.", default=ENOUGH, show_default=True)
 @option("--tokenizer DIR", "Folder of a tokenizer; default: the model's.", default="")
@@ -144,14 +139,13 @@ def run_bench(model: str, args: Texts, folder: Path | None, **options: Any) -> B
         loads=loads,
         rounds=options["rounds"],
         folder=folder or Path(f"bench-{Path(model).name}-{day}"),
-        conditions=describe_conditions(model, variants, loads),
         tokenizer=options["tokenizer"],
     )
     measure_variants(plan, _SILENT, tell)
 
     all_series = read_series(plan.folder)
     yield {"folder": plan.folder, "figures": all_series}
-    main_series = [series for series in all_series if series.measure in MAIN]
+    main_series = [series for series in all_series if series.figure in MAIN]
     yield from table(map(_series_row, main_series))
 
     baseline, *compared = [
@@ -170,27 +164,25 @@ def _planned_variants(
 ) -> Iterator[PlannedVariant]:
     """Yield the variants to measure: the server at --url, those of cluster files, or one here."""
     venv = options["venv"] or ""
-    ways = [options["url"], options["cluster"]]
-    match list(filter(None, ways)):
-        case []:
-            yield plan_cluster(cluster_here(venv), "served", model, venv, args)
-        case [str() as url]:
-            server = server_at(url.rstrip("/").removesuffix("/v1"))
-            python = venv_python(venv)
-            yield PlannedVariant(name="served", python=python, url=server.url)
-        case [files]:
-            for path in files:
-                yield plan_cluster(
-                    read_cluster_file(path), path.stem, model, venv, args
-                )
-        case _:
-            raise UsageError("--url, --cluster: one of them")
+    url = options["url"]
+    files = options["cluster"]
+    if url and files:
+        raise UsageError("--url, --cluster: one of them")
+
+    if url:
+        server = server_at(url.rstrip("/").removesuffix("/v1"))
+        python = bench_python(venv)
+        yield PlannedVariant(name="served", python=python, url=server.url)
+    elif not files:
+        yield plan_cluster(cluster_here(venv), "served", model, venv, args)
+
+    for path in files:
+        yield plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
 
 
 def _series_row(series: Series) -> Row:
-    measure = series.measure
-    figures = f"{series.text} {measure.unit}"
-    return series.load, measure.name, series.variant, figures
+    figures = f"{series.text} {series.unit}"
+    return series.load, series.figure, series.variant, figures
 
 
 @bench_command.command("diff")
@@ -214,7 +206,7 @@ def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
         raise UsageError(f"{first} and {second} have no variant and load in common")
 
     yield f"figures, {second} by {first}:"
-    shown = [pair for pair in pairs if verbose or pair.first.measure in MAIN]
+    shown = [pair for pair in pairs if verbose or pair.first.figure in MAIN]
     yield from _difference_lines(shown)
 
 
@@ -222,8 +214,8 @@ def _difference_lines(pairs: Sequence[FigureDifference]) -> Blocks:
     rows = []
     for pair in pairs:
         series = pair.first
-        name = series.measure.name
-        rows.append((series.variant, series.load, name, pair.text, pair.verdict))
+        names = (series.variant, series.load, series.figure)
+        rows.append((*names, pair.text, pair.verdict))
     yield from table(rows)
     yield LaidOut(
         "better, worse: no value of one reaches the other's; by chance so in 1 of 10 pairs\n"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from patchkit.errors import UsageError
 from patchkit.foreign import positive_number
-from patchkit.frozen import Fields, frozen, positional
+from patchkit.frozen import Fields, Texts, frozen, positional
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 
@@ -38,32 +38,20 @@ class Measure:
 
 
 MEASURES = read_toml(tuple[Measure, ...], RECIPES / "bench.toml", key="measure")
-MAIN = [measure for measure in MEASURES if measure.main]
+MAIN = {measure.name for measure in MEASURES if measure.main}
+_MORE = {measure.name for measure in MEASURES if measure.better == "more"}
 
 
 @frozen
 class Series:
-    """The values of one figure, one value for each round."""
+    """The values of one figure, one value for each round, and their median."""
 
     variant: str
     load: str
-    measure: Measure
     values: tuple[float, ...]
-
-    def fields(self) -> dict[str, object]:
-        """Return the fields of its JSON."""
-        return {
-            "variant": self.variant,
-            "load": self.load,
-            "values": self.values,
-            "figure": self.measure.name,
-            "unit": self.measure.unit,
-            "median": self.median,
-        }
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
+    figure: str
+    unit: str
+    median: float
 
     @property
     def text(self) -> str:
@@ -75,43 +63,12 @@ class Series:
 
 @frozen
 class FigureDifference:
-    """Compare two series of one figure: the second with the first."""
+    """Compare two series of one figure: the ratio is the second median divided by the first."""
 
     first: Series
     second: Series
-
-    def fields(self) -> dict[str, object]:
-        """Return the fields of its JSON."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "ratio": self.ratio,
-            "verdict": self.verdict,
-        }
-
-    @property
-    def ratio(self) -> float:
-        """Return the second median divided by the first."""
-        return self.second.median / self.first.median
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return whether the second series is better; a difference counts if no values overlap.
-
-        Two equal servers, with three repetitions each, differ like this by chance in one of ten
-        comparisons: in 2 of the 20 orders of six values. The verdict says nothing about the cause.
-        """
-        before = self.first.values
-        after = self.second.values
-        if min(len(before), len(after)) < ENOUGH:
-            return "too few"
-
-        is_more = min(after) > max(before)
-        is_less = max(after) < min(before)
-        if not is_more and not is_less:
-            return "within the spread"
-        wants_more = self.first.measure.better == "more"
-        return "better" if is_more == wants_more else "worse"
+    ratio: float
+    verdict: Verdict
 
     @property
     def text(self) -> str:
@@ -149,11 +106,16 @@ def read_series(folder: Path) -> list[Series]:
     for (variant, load), rounds in results.items():
         for measure in MEASURES:
             numbers = (positive_number(result.get(measure.key)) for result in rounds)
-            values = tuple(filter(None, numbers))
-            if values:
-                all_series.append(
-                    Series(variant=variant, load=load, measure=measure, values=values)
+            if values := tuple(filter(None, numbers)):
+                series = Series(
+                    variant=variant,
+                    load=load,
+                    values=values,
+                    figure=measure.name,
+                    unit=measure.unit,
+                    median=statistics.median(values),
                 )
+                all_series.append(series)
     return all_series
 
 
@@ -184,23 +146,51 @@ def compare_series(
         len({series.variant for series in folder}) == 1 for folder in (first, second)
     )
 
-    def key(series: Series) -> tuple[str, str, Measure]:
+    def key(series: Series) -> Texts:
         name = "" if has_one_each else series.variant
-        return name, series.load, series.measure
+        return name, series.load, series.figure
 
     partners = {key(series): series for series in second}
     return [
-        FigureDifference(first=series, second=partners[key(series)])
+        _compare(series, partners[key(series)])
         for series in first
         if key(series) in partners
     ]
+
+
+def _compare(first: Series, second: Series) -> FigureDifference:
+    return FigureDifference(
+        first=first,
+        second=second,
+        ratio=second.median / first.median,
+        verdict=_judge(first, second),
+    )
+
+
+def _judge(first: Series, second: Series) -> Verdict:
+    """Return whether the second series is better; a difference counts if no values overlap.
+
+    Two equal servers, with three repetitions each, differ like this by chance in one of ten
+    comparisons: in 2 of the 20 orders of six values. The verdict says nothing about the cause.
+    """
+    before = first.values
+    after = second.values
+    if min(len(before), len(after)) < ENOUGH:
+        return "too few"
+
+    is_more = min(after) > max(before)
+    is_less = max(after) < min(before)
+    if not is_more and not is_less:
+        return "within the spread"
+    wants_more = first.figure in _MORE
+    return "better" if is_more == wants_more else "worse"
 
 
 def find_changes(
     before: object,
     after: object,
     at: str = "",
-) -> list[tuple[str, str, str]]:
+) -> list[Texts]:
     """Return a row for each difference of two setups: path, value before, value after.
 
     A path is as in ``loads.NAME.depth``, below ``at``; "" stands for a missing value.
@@ -209,13 +199,7 @@ def find_changes(
         changes = []
         for key in sorted({*before, *after}):
             place = f"{at}.{key}".lstrip(".")
-            changes += find_changes(before.get(key), after.get(key), place)
+            changes += find_changes(before.get(key, ""), after.get(key, ""), place)
         return changes
 
-    if before == after:
-        return []
-    return [(at, _value_text(before), _value_text(after))]
-
-
-def _value_text(value: object) -> str:
-    return "" if value is None else str(value)
+    return [] if before == after else [(at, str(before), str(after))]

@@ -1,5 +1,6 @@
 """Read figures of a real run on an H100, and claim of them only what their spread allows."""
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 from patchkit.cluster.bench.figures import (
     MAIN,
     MEASURES,
-    FigureDifference,
     Series,
     compare_series,
     find_changes,
@@ -23,38 +23,45 @@ from support import write_files
 DATA = Path(__file__).parents[3] / "data" / "bench"
 
 
-def of(values, measure=MAIN[0], variant="a"):
+MORE, LESS = "output", "first token, median"
+
+
+def of(values, figure=MORE, variant="a"):
     return Series(
-        variant=variant, load="in512-out128-c1", measure=measure, values=tuple(values)
+        variant=variant,
+        load="in512-out128-c1",
+        values=tuple(values),
+        figure=figure,
+        unit="",
+        median=statistics.median(values),
     )
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "measure", "verdict"),
+    ("first", "second", "figure", "verdict"),
     [
-        ((100, 101, 102), (103, 104, 105), MAIN[0], "better"),
-        ((100, 101, 102), (103, 104, 105), MAIN[1], "worse"),
-        ((103, 104, 105), (100, 101, 102), MAIN[1], "better"),
-        ((100, 101, 103), (103, 104, 105), MAIN[0], "within the spread"),
-        ((100, 101), (200, 201, 202), MAIN[0], "too few"),
+        ((100, 101, 102), (103, 104, 105), MORE, "better"),
+        ((100, 101, 102), (103, 104, 105), LESS, "worse"),
+        ((103, 104, 105), (100, 101, 102), LESS, "better"),
+        ((100, 101, 103), (103, 104, 105), MORE, "within the spread"),
+        ((100, 101), (200, 201, 202), MORE, "too few"),
     ],
 )
-def test_what_may_be_claimed(first, second, measure, verdict):
-    pair = FigureDifference(first=of(first, measure), second=of(second, measure))
+def test_what_may_be_claimed(first, second, figure, verdict):
+    (pair,) = compare_series([of(first, figure)], [of(second, figure)])
     assert pair.verdict == verdict
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=8), st.sampled_from(MEASURES))
 def test_nothing_is_claimed_of_the_same_figures(values, measure):
-    pair = FigureDifference(first=of(values, measure), second=of(values, measure, "b"))
+    name = measure.name
+    (pair,) = compare_series([of(values, name)], [of(values, name, "b")])
     assert (pair.verdict in ("within the spread", "too few"), pair.ratio) == (True, 1)
 
 
 def test_of_equals_too_three_rounds_may_lie_apart():
     """Keep what happened, a 9.0, which the fixes leave as it is; docs/bench.md says how often."""
-    found = [
-        each for each in read_series(DATA / "h100-patched") if each.measure in MAIN
-    ]
+    found = [each for each in read_series(DATA / "h100-patched") if each.figure in MAIN]
     stock, patched = (
         [each for each in found if each.variant == name]
         for name in ("stock", "patched")

@@ -4,15 +4,18 @@ import json
 import shutil
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.bench.figures import result_file
-from patchkit.cluster.bench.rounds import BenchPlan, measure_variants
-from patchkit.cluster.bench.variants import (
+from patchkit.cluster.bench.rounds import (
+    BenchPlan,
     PlannedVariant,
+    bench_python,
     describe_conditions,
+    measure_variants,
     plan_cluster,
 )
 from patchkit.cluster.launch.cluster import Cluster
@@ -46,7 +49,6 @@ def plan(folder, *names, rounds=2, loads=LOADS, **facts):
         loads=loads,
         rounds=rounds,
         folder=folder,
-        conditions=describe_conditions("small", variants, loads),
     )
 
 
@@ -96,17 +98,15 @@ def test_one_load_has_its_answer(tmp_path, monkeypatch):
     assert answer == {"completed": 8, "output_throughput": 5.5}
 
 
-def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_path):
-    bare = shutil.which("python3", path="/usr/bin:/bin")
-    of = plan(
-        tmp_path / "results", "served", python=bare, url="http://spark-1.invalid:8000"
-    )
+def test_an_environment_without_vllm_is_named_before_a_server_starts(tmp_path):
+    bare = Path(shutil.which("python3", path="/usr/bin:/bin"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(bare)
     with pytest.raises(HostError, match="vllm bench serve is not here") as raised:
-        measure_variants(of, SILENT, lambda _: None)
+        bench_python(str(tmp_path))
     assert "--venv DIR" in raised.value.hint
-    assert not of.folder.exists()
     file = Cluster(members=(ClusterNode(ssh="spark-1"),), venv="/nowhere")
-    with pytest.raises(HostError, match="/nowhere/bin/python is not on this machine"):
+    with pytest.raises(HostError, match="/nowhere/bin/python: vllm bench serve is not"):
         plan_cluster(file, "a", "org/one", "", ())
 
 
