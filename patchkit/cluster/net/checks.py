@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
 
 from patchkit.cluster.agent.links import Way, try_ways
 from patchkit.cluster.net.addressing import (
@@ -29,54 +27,47 @@ from patchkit.runtime.rules.releases import read_env_data
 _NETWORK = read_env_data("network")
 _TRIANGLE = _NETWORK["owners"]["triangle"]
 _MTU = _NETWORK["plan"]["mtu"]
-_JUMBO = f"{_MTU} brings 2 to 8 % with RoCE, and more with TCP"
-_PLAN = NetPlanOptions(mtu=_MTU).command_line()
-
-
-def net_finding(
-    level: Level,
-    where: str,
-    about: str,
-    what: str,
-    hint: str = "",
-) -> Finding:
-    """Return a finding; ``where`` is an interface, an address or a pair, ``about`` the check."""
-    return Finding(
-        level=level,
-        where=where,
-        about=about,
-        what=what,
-        hint=hint,
-        kind=HostError,
-    )
-
-
-check_fine = partial(net_finding, Level.OK)
-check_unknown = partial(net_finding, Level.UNKNOWN)
+_PASSED = {"answers": True, "silent": False, "unknown": None}
+"""The echo of a way → whether the check of it passed, None if it was not made."""
 
 
 def judge_check(
-    passed: bool,
+    passed: bool | None,
     where: str,
     check: str,
     what: str,
     about: str = "",
-    **fields: Any,
+    **fields: object,
 ) -> Finding:
-    """Return the result of a check.
+    """Return the result of a check; ``passed`` is None for one that could not be made.
 
-    ``what`` says what was seen. A check that failed has the hint, and the level (by default error),
-    of the row ``check`` in network.toml; ``fields`` are filled into the hint. ``about`` is the name
-    that is shown, by default ``check``.
+    ``where`` is an interface, an address or a pair, and ``what`` says what was seen. The level (by
+    default error) and the hint of a check that failed are those of the row ``check`` in
+    network.toml, and so is the hint ``unknown`` of one that was not made. ``fields`` are filled
+    into hints; the field ``command`` is made of the row's words ``run``. ``about`` is the name that
+    is shown, by default ``check``.
     """
-    about = about or check
-    if passed:
-        return check_fine(where, about, what)
-
     row = _NETWORK["checks"][check]
-    hint = row["hint"].format_map(fields)
-    level = Level(row.get("bad", "error"))
-    return net_finding(level, where, about, what, hint)
+    level = Level.OK
+    hint = ""
+    if passed is None:
+        level = Level.UNKNOWN
+        hint = row.get("unknown", "")
+    elif not passed:
+        level = Level(row.get("bad", "error"))
+        hint = row.get("hint", "")
+
+    if "{command}" in hint:
+        words = [word.format_map(fields) for word in row["run"]]
+        fields["command"] = quoted(*words)
+    return Finding(
+        level=level,
+        where=where,
+        about=about or check,
+        what=what,
+        hint=hint.format_map(fields),
+        kind=HostError,
+    )
 
 
 def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
@@ -114,16 +105,12 @@ def plan_remarks(host: Host, plan: NetPlan) -> Findings:
         yield remark
 
     if plan.topology == "ring":
-        yield net_finding(Level.NOTE, "this ring", "cabling", _TRIANGLE)
+        yield judge_check(False, "this ring", "cabling", _TRIANGLE)
 
     for line in plan.lines:
         is_kept = line.action == "keep" and line.addresses
         if is_kept and line.mtu < _MTU:
-            yield _note_small_mtu(line.netdev, line.mtu)
-
-
-def _note_small_mtu(name: str, mtu: int) -> Finding:
-    return judge_check(False, name, "small MTU", f"{mtu}; {_JUMBO}", "MTU", plan=_PLAN)
+            yield _judge_mtu(line.netdev, line.mtu)
 
 
 def host_checks(host: Host, cages: Cages) -> Findings:
@@ -144,21 +131,18 @@ def host_checks(host: Host, cages: Cages) -> Findings:
     # Each half alone: the other half of its cage counts as another interface.
     clashes = [clash for half in halves for clash in overlaps(host, [half.name])]
     for clash in clashes:
-        name = clash.netdev.name
         holder = f"{clash.other.name} ({clash.present})"
         yield judge_check(
             False,
-            name,
+            clash.netdev.name,
             "networks of its own",
             f"{clash.address} is in one network with {holder}",
-            remove=quoted(
-                "sudo", "ip", "address", "del", str(clash.address), "dev", name
-            ),
+            clash=clash,
         )
 
     if used and not clashes:
         state = "no other interface is in them"
-        yield check_fine("this host", "networks of its own", state)
+        yield judge_check(True, "this host", "networks of its own", state)
 
 
 def _machine_remarks(
@@ -205,7 +189,7 @@ def _check_half(
 
     yield _check_link(netdev)
     yield _check_speed(netdev)
-    yield _check_mtu(netdev)
+    yield _judge_mtu(netdev.name, netdev.mtu)
 
     # A half without an address has a remark if its twin has an address, or if it is in a bond.
     has_remark = netdev.master or any(twin.ipv4 or twin.master for twin in twins)
@@ -221,15 +205,15 @@ def _check_link(netdev: Netdev) -> Finding:
         netdev.name,
         "link",
         f"{netdev.state}, {carrier} carrier",
-        up=quoted("sudo", "ip", "link", "set", netdev.name, "up"),
+        netdev=netdev.name,
     )
 
 
 def _check_speed(netdev: Netdev) -> Finding:
     """Check the speed in Mbit/s. Each twin shows that of its cage, although it can carry half."""
     if netdev.speed is None:
-        command = quoted("ethtool", netdev.name)
-        return check_unknown(netdev.name, "speed", "the driver does not say", command)
+        name = netdev.name
+        return judge_check(None, name, "speed", "the driver does not say", netdev=name)
 
     right = _NETWORK["link"]["speed"]
     low, high = _NETWORK["link"]["twin_gbits"]
@@ -239,11 +223,13 @@ def _check_speed(netdev: Netdev) -> Finding:
     return judge_check(netdev.speed == right, netdev.name, "speed", state)
 
 
-def _check_mtu(netdev: Netdev) -> Finding:
+def _judge_mtu(name: str, mtu: int) -> Finding:
     """Note an MTU below that of jumbo frames: it works if both ends have the same."""
-    if netdev.mtu < _MTU:
-        return _note_small_mtu(netdev.name, netdev.mtu)
-    return check_fine(netdev.name, "MTU", str(netdev.mtu))
+    is_jumbo = mtu >= _MTU
+    state = str(mtu)
+    if not is_jumbo:
+        state += f"; {_NETWORK['owners']['jumbo']}"
+    return judge_check(is_jumbo, name, "small MTU", state, "MTU")
 
 
 def _check_address(netdev: Netdev, twins: Sequence[Netdev]) -> Finding:
@@ -263,16 +249,15 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     devices = (device for device in host.rdma if device.netdev == name)
     device = next(devices, None)
     if device is None:
-        look = "ls /sys/class/infiniband"
-        return check_unknown(name, about, "no RDMA device here", look)
+        return judge_check(None, name, about, "no RDMA device here")
     if not device.active:
         state = f"{device.name} is {device.state}"
-        return net_finding(Level.ERROR, name, about, state, "the link, as above")
+        return judge_check(False, name, "RDMA device", state, about)
 
     for gid in device.gids:
         if gid.kind == "RoCE v2" and gid.address in netdev.ips:
             state = f"{device.name} index {gid.index} for {gid.address}"
-            return check_fine(name, about, state)
+            return judge_check(True, name, about, state)
 
     addresses = ", ".join(sorted(set(netdev.ips))) or "an address that is missing"
     state = f"{device.name} has none for {addresses}"
@@ -376,7 +361,7 @@ def _compare_ends(
         yield judge_check(twin == peer_twin, names, "same twin", state)
     else:
         state = "the peer's interface has no RDMA device"
-        yield check_unknown(names, "same twin", state)
+        yield judge_check(None, names, "same twin", state)
 
 
 def _find_shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
@@ -421,12 +406,12 @@ def verify_network(
             yield from _check_way(halves, way)
         return
 
-    state = "these facts are of another machine"
-    hint = ""
-    if live:
-        state = "no peer's address is known"
-        hint = "--peer with the peer's address there, or all at once: --ssh"
-    yield check_unknown(_join_names(halves), "way to a peer", state, hint)
+    check = "way to a peer"
+    state = "no peer's address is known"
+    if not live:
+        check = "way from here"
+        state = "these facts are of another machine"
+    yield judge_check(None, _join_names(halves), check, state, "way to a peer")
 
 
 def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
@@ -439,6 +424,45 @@ def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[
                 yield str(address.ip)
 
 
+@positional
+class WayVerdict:
+    """The result of one check of a way: ``route``, ``way`` (an echo) or ``mtu`` (a full frame).
+
+    ``passed`` is None if the check was not made, and ``reason`` says why. ``is_moot`` says that the
+    check before it did not pass.
+    """
+
+    check: str
+    passed: bool | None
+    reason: str
+    is_moot: bool = False
+
+
+def judge_way(way: Way, netdev: str, peer: str) -> Iterator[WayVerdict]:
+    """Yield the verdicts about a way to ``peer``, which should lead through ``netdev`` directly.
+
+    A check is made only if the one before it passed: an echo that comes back by another way proves
+    nothing. `net verify` and `doctor --cluster` both judge so; a measurement of what the way carries
+    would be the check behind the last one.
+    """
+    is_right = way.netdev == netdev and not way.gateway
+    results = {
+        "route": is_right if way.netdev else None,
+        "way": _PASSED[way.plain],
+        "mtu": _PASSED[way.full],
+    }
+    reason = way.said if way.netdev else f"ip: {way.said}"
+
+    is_moot = False
+    for check, passed in results.items():
+        verdict = WayVerdict(check, None if is_moot else passed, reason, is_moot)
+        yield verdict
+
+        is_moot = not verdict.passed
+        if verdict.passed is False:
+            reason = _NETWORK["untried"].get(check, "").format(peer=peer)
+
+
 def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     """Check the way to one address of a peer: network, route, and echoes small and of full MTU."""
     where = way.address
@@ -449,64 +473,28 @@ def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     state = f"that of {name}" if name else f"is in none of {ours or 'ours'}"
     yield judge_check(bool(name), where, "same network", state, ours=ours or "none")
 
-    route = _check_route(way, name)
-    yield route
-    untried = _UNTRIED.get(route.level, "")
     frames = f"{way.mtu}-byte frames" if way.mtu else "jumbo frames"
-    yield _check_echo(way, "echo", "echo", way.plain, untried)
-    yield _check_echo(way, "frames", frames, way.full, untried)
+    abouts = {"route": "route", "way": "echo", "mtu": frames}
+    for verdict in judge_way(way, name, where):
+        check = "moot" if verdict.is_moot else verdict.check
+        state = verdict.reason
+        if check == "route" and way.netdev:
+            state = _describe_route(way, name)
+        elif verdict.passed is not None:
+            state = "came back" if verdict.passed else state or "no answer"
+
+        about = abouts[verdict.check]
+        yield judge_check(verdict.passed, where, check, state, about, way=way)
 
 
-# The level of the check of a route → the reason for which no echo is tried.
-_UNTRIED = {
-    Level.UNKNOWN: "the route is not known",
-    Level.ERROR: "not tried: packets would not go through the QSFP port",
-}
+def _describe_route(way: Way, name: str) -> str:
+    """Return the route of a way, and that it is not the one through ``name``, if it is not.
 
-
-def _check_route(way: Way, name: str) -> Finding:
-    """Check that packets go through the interface ``name`` without a router.
-
-    ``name`` is "" if no QSFP interface is in the peer's network: the check then fails.
+    ``name`` is "" if no QSFP interface is in the peer's network.
     """
-    if not way.netdev:
-        state = f"ip: {way.said}"
-        return check_unknown(way.address, "route", state, "sudo apt install iproute2")
-
-    is_right = way.netdev == name and not way.gateway
     state = f"through {way.netdev}"
     if way.gateway:
         state += f", by way of {way.gateway}"
-
-    if not is_right:
+    if way.gateway or way.netdev != name:
         state += f", not {name or 'a QSFP interface'}"
-    return judge_check(is_right, way.address, "route", state)
-
-
-def _check_echo(
-    way: Way,
-    check: str,
-    about: str,
-    outcome: str,
-    untried: str,
-) -> Finding:
-    if untried:
-        return check_unknown(way.address, about, untried)
-
-    if outcome == "unknown":
-        ping = quoted("sudo", "ping", "-M", "do", "-I", way.netdev, way.address)
-        hint = f"{ping}; without it: sudo apt install iputils-ping"
-        return check_unknown(way.address, about, way.said, hint)
-
-    state = way.said or "no answer"
-    if outcome == "answers":
-        state = "came back"
-    return judge_check(
-        outcome == "answers",
-        way.address,
-        check,
-        state,
-        about,
-        netdev=way.netdev,
-        mtu=way.mtu,
-    )
+    return state

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
+from patchkit.cluster.net.checks import judge_way
 from patchkit.cluster.ssh.ssh import explain_failure, sent_error
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -22,7 +23,7 @@ from patchkit.doctor.peers.node_report import (
     unchecked,
 )
 from patchkit.finding import Finding, Findings
-from patchkit.frozen import frozen
+from patchkit.frozen import frozen, positional
 from patchkit.runtime.host.host import Host, Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
@@ -30,7 +31,7 @@ _OF_WAYS = ("route", "way", "mtu")
 _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-@frozen
+@positional
 class TakenAddress:
     """The address of another node, with its prefix, on an interface of this one."""
 
@@ -108,12 +109,11 @@ def cable_findings(nodes: Reports) -> Findings:
 def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
     """Return the finding about the end of two with different MTUs whose MTU is to be changed.
 
-    That is the larger one if the smaller MTU is the one of `net plan`, else the smaller one.
+    That is the one without the MTU of `net plan`; if neither has it, the smaller one.
     """
-    smaller, larger = sorted((head, worker), key=lambda end: end.mtu)
-    is_planned = smaller.mtu == read_env_data("network")["plan"]["mtu"]
-    wrong = larger if is_planned else smaller
-    right = smaller if is_planned else larger
+    planned = read_env_data("network")["plan"]["mtu"]
+    ends = sorted((head, worker), key=lambda end: (end.mtu == planned, end.mtu))
+    wrong, right = ends
 
     netdev = wrong.holder.name if wrong.holder else ""
     words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
@@ -155,16 +155,11 @@ def _taken_addresses(
     host: Host,
     nodes: Reports,
 ) -> Iterator[TakenAddress]:
-    peers = [peer for peer in nodes if peer is not node]
+    owners = {peer.address: peer for peer in nodes if peer is not node}
     for netdev in host.netdevs:
         for address in netdev.ipv4:
-            for peer in peers:
-                if str(address.ip) == peer.address:
-                    yield TakenAddress(
-                        owner=peer,
-                        netdev=netdev.name,
-                        address=str(address),
-                    )
+            if owner := owners.get(str(address.ip)):
+                yield TakenAddress(owner, netdev.name, str(address))
 
 
 def _is_dark(netdev: Netdev) -> bool:
@@ -239,10 +234,7 @@ def check_address_twice(end: CableEnd) -> Outcome:
     findings = [
         end.report.find(
             "address-twice",
-            address=taken.owner.address,
-            netdev=taken.netdev,
-            other=taken.owner.node,
-            own=taken.address,
+            taken=taken,
         )
         for taken in end.taken
     ]
@@ -255,10 +247,7 @@ def check_networks(end: CableEnd) -> Outcome:
     findings = [
         end.report.find(
             "networks",
-            netdev=holder.name,
-            address=overlap.address,
-            present=overlap.present,
-            other=overlap.other.name,
+            overlap=overlap,
         )
         for overlap in overlaps(end.report.host, [holder.name])
     ]
@@ -273,112 +262,74 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
         raise NotCheckedError(end.obstacle)
 
     peers_by_name = {peer.node: peer for peer in peers}
-    faults = []
-    tried: dict[str, None] = {}
+    findings: dict[Finding, None] = {}
+    names: dict[str, None] = {}
     netdevs: dict[str, None] = {}
     for name, way in end.report.part("ways"):
         if name in peers_by_name:
-            faults.append(_judge_way(end, peers_by_name[name], way))
-            tried[name] = None
+            findings |= dict.fromkeys(_way_findings(end, peers_by_name[name], way))
+            names[name] = None
             netdevs[way.netdev] = None
 
-    if not faults:
+    if not names:
         raise NotCheckedError("no address of another node is known")
 
-    findings: list[Finding] = []
-    for about in _OF_WAYS:
-        of_check = dict.fromkeys(fault[about] for fault in faults if about in fault)
-        if of_check:
-            findings += of_check
-        else:
-            fine = make_fine(
-                about,
-                end.node,
-                mtu=end.mtu,
-                others=", ".join(tried),
-                netdevs=", ".join(netdevs),
-            )
-            findings.append(fine)
-
-    return findings
+    wrong = {finding.about for finding in findings}
+    fine = [
+        make_fine(
+            about,
+            end.node,
+            mtu=end.mtu,
+            others=", ".join(names),
+            netdevs=", ".join(netdevs),
+        )
+        for about in _OF_WAYS
+        if about not in wrong
+    ]
+    return [*findings, *fine]
 
 
-def _judge_way(
+def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
+    """Yield what is wrong with one way, and which checks of it were not made."""
+    if peer.obstacle:
+        yield from (unchecked(about, end.node, peer.obstacle) for about in _OF_WAYS)
+        return
+
+    netdev = _netdev_towards(end, way)
+    for verdict in judge_way(way, netdev, peer.node):
+        about = verdict.check
+        if about == "mtu" and not verdict.is_moot and end.mtu != peer.mtu:
+            yield unchecked(about, end.node, f"{peer.node} has another MTU")
+        elif verdict.passed is None:
+            yield unchecked(about, end.node, verdict.reason)
+        elif not verdict.passed:
+            yield _way_fault(about, end, peer, way, netdev)
+
+
+def _way_fault(
+    about: str,
     end: CableEnd,
     peer: CableEnd,
     way: Way,
-) -> dict[str, Finding]:
-    """Return check → the finding about one way: what is wrong, or why the check was not made.
-
-    A check that finds nothing wrong is missing.
-    """
-    node = end.node
-    if peer.obstacle or not way.netdev:
-        return _unknown(node, peer.obstacle or way.said, *_OF_WAYS)
-
-    expected = _netdev_towards(end, way)
-    if expected and (way.netdev != expected.name or way.gateway):
-        gateway = f", by way of {way.gateway}" if way.gateway else ""
-        route = end.report.find(
-            "route",
-            other=peer.node,
-            address=way.address,
-            seen=f"{way.netdev}{gateway}",
-            netdev=expected.name,
+    netdev: str,
+) -> Finding:
+    if about == "mtu":
+        ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
+        return make_finding(
+            about,
+            f"{end.node}, {peer.node}",
+            what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
+            command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
         )
-        reason = f"packets for {peer.node} go elsewhere"
-        return {"route": route, **_unknown(node, reason, "way", "mtu")}
 
-    if way.plain == "unknown":
-        return _unknown(node, way.said, "way", "mtu")
-
-    if way.plain == "silent":
-        silence = end.report.find(
-            "way",
-            other=peer.node,
-            address=way.address,
-            netdev=way.netdev,
-        )
-        reason = f"{peer.node} does not answer"
-        return {"way": silence, **_unknown(node, reason, "mtu")}
-
-    return _judge_frames(end, peer, way)
-
-
-def _judge_frames(
-    end: CableEnd,
-    peer: CableEnd,
-    way: Way,
-) -> dict[str, Finding]:
-    """Return the finding of the check "mtu" about a way on which small frames arrive.
-
-    Large frames may be lost there. Return {} if they arrive.
-    """
-    if end.mtu != peer.mtu:
-        return _unknown(end.node, f"{peer.node} has another MTU", "mtu")
-
-    if way.full == "unknown":
-        return _unknown(end.node, way.said, "mtu")
-
-    if way.full != "silent":
-        return {}
-
-    ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
-    fault = make_finding(
-        "mtu",
-        f"{end.node}, {peer.node}",
-        what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
-        command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
+    gateway = f", by way of {way.gateway}" if way.gateway else ""
+    return end.report.find(
+        about, other=peer.node, way=way, gateway=gateway, netdev=netdev
     )
-    return {"mtu": fault}
 
 
-def _unknown(node: str, reason: str, *checks: str) -> dict[str, Finding]:
-    return {about: unchecked(about, node, reason) for about in checks}
-
-
-def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
-    """Return the interface through which packets of a way should go.
+def _netdev_towards(end: CableEnd, way: Way) -> str:
+    """Return the name of the interface through which packets of a way should go.
 
     That is the only interface in the network of the way's address; if none or several are in it,
     the one that has the node's address.
@@ -386,12 +337,13 @@ def _netdev_towards(end: CableEnd, way: Way) -> Netdev | None:
     ip = IPv4Address(way.address)
 
     candidates = [
-        netdev
+        netdev.name
         for netdev in end.report.host.netdevs
-        if any(ip in address.network for address in netdev.ipv4)
+        if any(ip in network for network in netdev.networks)
     ]
-
-    return candidates[0] if len(candidates) == 1 else end.holder
+    if len(candidates) == 1:
+        return candidates[0]
+    return end.holder.name if end.holder else ""
 
 
 @check("link")
