@@ -442,8 +442,8 @@ def judge_way(way: Way, netdev: str, peer: str) -> Iterator[WayVerdict]:
     """Yield the verdicts about a way to ``peer``, which should lead through ``netdev`` directly.
 
     A check is made only if the one before it passed: an echo that comes back by another way proves
-    nothing. `net verify` and `doctor --cluster` both judge so; a measurement of what the way carries
-    would be the check behind the last one.
+    nothing. `net verify` and `doctor --cluster` both judge so; a measurement of what the way
+    carries would be the check behind the last one.
     """
     is_right = way.netdev == netdev and not way.gateway
     results = {
@@ -477,14 +477,17 @@ def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     abouts = {"route": "route", "way": "echo", "mtu": frames}
     for verdict in judge_way(way, name, where):
         check = "moot" if verdict.is_moot else verdict.check
-        state = verdict.reason
-        if check == "route" and way.netdev:
-            state = _describe_route(way, name)
-        elif verdict.passed is not None:
-            state = "came back" if verdict.passed else state or "no answer"
-
+        state = _describe_verdict(verdict, way, name)
         about = abouts[verdict.check]
         yield judge_check(verdict.passed, where, check, state, about, way=way)
+
+
+def _describe_verdict(verdict: WayVerdict, way: Way, name: str) -> str:
+    if verdict.check == "route" and way.netdev:
+        return _describe_route(way, name)
+    if verdict.passed:
+        return "came back"
+    return verdict.reason if verdict.passed is None else way.said or "no answer"
 
 
 def _describe_route(way: Way, name: str) -> str:
