@@ -7,8 +7,10 @@ from patchkit.recipes.vllm import kit
 
 _PATH = "vllm/model_executor/model_loader/weight_utils.py"
 _SCOPE = "fastsafetensors_weights_iterator"
-_CURRENT = 'device = torch.device(f"cuda:{current_platform.current_device()}")'
-_UPSTREAM = f"{_CURRENT}\n    hf_weights_files = sorted(hf_weights_files, key=_natural_sort_key)\n"
+_UPSTREAM = """\
+device = torch.device(f"cuda:{current_platform.current_device()}")
+    hf_weights_files = sorted(hf_weights_files, key=_natural_sort_key)
+"""
 _BEFORE = 'device = torch.device(f"cuda:{pg.rank()}")'
 _AFTER = """\
 # A rank is no device index: every node of a cluster has a cuda:0. All ranks must deal the files
@@ -25,16 +27,10 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     if _UPSTREAM in text:
         return kit.upstream(f"{_PATH}: {_SCOPE} copies to the current device")
 
-    before = _BEFORE
-    fault = "copies to the device that has the rank's number"
-    # For some commits after 0.16.0rc1 upstream had the device and did not sort yet.
-    if _BEFORE not in text and _CURRENT in text:
-        before = _CURRENT
-        fault = "does not sort the files"
-    edits = kit.swap(_PATH, text, _SCOPE, before, _AFTER, note="the node's own device")
+    edits = kit.swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="the node's own device")
     return kit.found(
         edits,
-        now=f"{_PATH}: {_SCOPE} {fault}",
+        now=f"{_PATH}: {_SCOPE} copies to the device that has the rank's number",
         done=f"{_PATH}: {_SCOPE} copies to the current device",
     )
 
@@ -84,7 +80,6 @@ def _loaded(
         "enable_tqdm": bool,
         "_BAR_FORMAT": "",
         "_init_loader": loader,
-        "_init_fastsafetensors_loader": loader,
     }
     code = kit.Code(tree, names)
     assert list(code.get(_PATH, _SCOPE)(files, False)) == []

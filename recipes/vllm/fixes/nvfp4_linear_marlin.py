@@ -2,13 +2,11 @@
 
 from functools import partial
 from textwrap import indent
-from typing import Any
 
 from patchkit.recipes.vllm import kit
 
-_Place = tuple[
-    Any, ...
-]  # path, scope, and forms: what stands there, and what replaces it
+# Path, scope, what stands there, what replaces it, and the function that this calls.
+_Form = tuple[str, str, str, str, str]
 
 _QUANTIZATION = "vllm/model_executor/layers/quantization"
 _NOTE = "Marlin on 12.1"
@@ -53,67 +51,60 @@ def _marlin_on_gb10() -> bool:
 '''
 
 
-def _chain(condition: str, target: str, *backends: str) -> tuple[str, str]:
-    """Return the chain of conditions as upstream has it, and with Marlin in front."""
-    flashinfer, cutlass, marlin = (
-        f"    {target} = {backend}\n" for backend in backends
-    )
-    before = (
-        f"if {condition}:\n{flashinfer}elif cutlass_fp4_supported():\n{cutlass}"
-        f"elif is_fp4_marlin_supported():\n{marlin}"
-    )
-    return (
-        before,
-        f"if is_fp4_marlin_supported() and _marlin_on_gb10():\n{marlin}el{before}",
-    )
-
-
-# Of each place, the form of releases first, then those of commits between two releases.
-_BLACKWELL = "current_platform.has_device_capability(100) and has_flashinfer()"
-_COMPILED = (
-    "(\n    cutlass_fp4_supported()\n    and "
-    + _BLACKWELL.replace(" and", "\n    and")
-    + "\n)"
-)
-_ENUM = [
-    f"NvFp4LinearBackend.{name}"
-    for name in ("FLASHINFER_CUTLASS", "VLLM_CUTLASS", "MARLIN")
-]
-_NAMES = ['"flashinfer-cutlass"', '"cutlass"', '"marlin"']
-_LOOP = """\
-for backend in {backends}:
-    supported, reason = is_backend_supported(backend)
-    if supported:
-        selected_backend = backend
-        break
-"""
-_ORDERED = """\
-sorted(
-    NVFP4_LINEAR_BACKENDS,
-    key=lambda each: _marlin_on_gb10() and each is not NvFp4LinearBackend.MARLIN,
-)"""
 _SELECT = (
     f"{_QUANTIZATION}/utils/nvfp4_utils.py",
     "select_nvfp4_linear_backend",
-    _chain(_BLACKWELL, "backend", *_ENUM),
-    _chain(_COMPILED, "backend", *_ENUM),
-    (_LOOP.format(backends="NVFP4_LINEAR_BACKENDS"), _LOOP.format(backends=_ORDERED)),
+    """\
+if current_platform.has_device_capability(100) and has_flashinfer():
+    backend = NvFp4LinearBackend.FLASHINFER_CUTLASS
+elif cutlass_fp4_supported():
+    backend = NvFp4LinearBackend.VLLM_CUTLASS
+elif is_fp4_marlin_supported():
+    backend = NvFp4LinearBackend.MARLIN
+""",
+    """\
+if is_fp4_marlin_supported() and _marlin_on_gb10():
+    backend = NvFp4LinearBackend.MARLIN
+elif current_platform.has_device_capability(100) and has_flashinfer():
+    backend = NvFp4LinearBackend.FLASHINFER_CUTLASS
+elif cutlass_fp4_supported():
+    backend = NvFp4LinearBackend.VLLM_CUTLASS
+elif is_fp4_marlin_supported():
+    backend = NvFp4LinearBackend.MARLIN
+""",
+    _ASKED,
 )
 _MODELOPT = (
     f"{_QUANTIZATION}/modelopt.py",
     "ModelOptNvFp4LinearMethod.__init__",
-    _chain("has_flashinfer()", "self.backend", *_NAMES),
-    _chain(_BLACKWELL, "self.backend", *_NAMES),
+    """\
+if has_flashinfer():
+    self.backend = "flashinfer-cutlass"
+elif cutlass_fp4_supported():
+    self.backend = "cutlass"
+elif is_fp4_marlin_supported():
+    self.backend = "marlin"
+""",
+    """\
+if is_fp4_marlin_supported() and _marlin_on_gb10():
+    self.backend = "marlin"
+elif has_flashinfer():
+    self.backend = "flashinfer-cutlass"
+elif cutlass_fp4_supported():
+    self.backend = "cutlass"
+elif is_fp4_marlin_supported():
+    self.backend = "marlin"
+""",
+    _ASKED,
 )
 _COMPRESSED = (
     f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py",
     "CompressedTensorsConfig._get_scheme_from_parts",
-    (
-        "cutlass_fp4_supported() or envs.VLLM_USE_NVFP4_CT_EMULATIONS",
-        """(
+    "cutlass_fp4_supported() or envs.VLLM_USE_NVFP4_CT_EMULATIONS",
+    """(
     cutlass_fp4_supported() and not _marlin_on_gb10()
 ) or envs.VLLM_USE_NVFP4_CT_EMULATIONS""",
-    ),
+    _ASKED,
 )
 
 
@@ -127,9 +118,14 @@ _MARLIN = {
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read a list of kernels; to 0.19 a chain of conditions, to 0.14 one per checkpoint format."""
-    using, places = _places(tree)
-    edits = kit.together(*(partial(_wrapped, tree, using, *place) for place in places))
-    paths = kit.places(sorted({edit.path for edit in edits})) or places[0][0]
+    forms = _forms(tree)
+    edits = kit.together(
+        *(
+            partial(kit.wrap, path, tree.read(path), *form, note=_NOTE)
+            for path, *form in forms
+        )
+    )
+    paths = kit.places(sorted({edit.path for edit in edits})) or forms[0][0]
     return kit.found(
         edits,
         now=f"{paths}: NVFP4 linear layers prefer CUTLASS on 12.1",
@@ -137,30 +133,15 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-def _places(tree: kit.SourceTree) -> tuple[str, list[_Place]]:
-    """Return the function to add, and where it is to be asked."""
+def _forms(tree: kit.SourceTree) -> list[_Form]:
     if tree.exists(kit.REGISTRIES[0]) and _INIT in tree.read(kit.REGISTRIES[0]):
-        return _FIRST, [(kit.REGISTRIES[0], _INIT, (_BEFORE, _AFTER))]
-    return _ASKED, [_SELECT] if tree.exists(_SELECT[0]) else [_MODELOPT, _COMPRESSED]
-
-
-def _wrapped(
-    tree: kit.SourceTree, using: str, path: str, scope: str, *forms: tuple[str, str]
-) -> kit.Edits:
-    """Return the edits in the form that the code has. Raises DriftError about the first form."""
-    trouble = None
-    for form in forms:
-        try:
-            return kit.wrap(path, tree.read(path), scope, *form, using, note=_NOTE)
-        except kit.DriftError as error:
-            trouble = trouble or error
-    assert trouble is not None
-    raise trouble
+        return [(kit.REGISTRIES[0], _INIT, _BEFORE, _AFTER, _FIRST)]
+    return [_SELECT] if tree.exists(_SELECT[0]) else [_MODELOPT, _COMPRESSED]
 
 
 def prove(case: kit.Case) -> str:
     """Check that 12.1 takes Marlin, and all others what they took before."""
-    place = _places(case.stock)[1][0][0]
+    place = _forms(case.stock)[0][0]
     decisions = [kit.Decision("NVFP4 linear", kit.nvfp4_linear, wanted=_MARLIN[place])]
     if place == _MODELOPT[0]:
         what = "NVFP4 linear of compressed-tensors"
@@ -199,8 +180,8 @@ FIX = kit.Fix(
         kit.Example(
             "0.19.1",
             _SELECT[0],
-            f"def {_SELECT[1]}():\n{indent(_SELECT[2][0], '    ')}",
-            f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[2][1], '    ')}",
+            f"def {_SELECT[1]}():\n{indent(_SELECT[2], '    ')}",
+            f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[3], '    ')}",
         ),
     ),
 )

@@ -1,6 +1,5 @@
 """Commits between two releases: some code that a fix is about is not there yet."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -141,73 +140,3 @@ def test_the_first_commit_after_a_release_fits(version, release, recipe, ask):
     )
     request = ask(also={fix.id for fix in recipe.fixes})
     assert not make_plan(tree, recipe, request).drifted
-
-
-_LAYERS = "vllm/model_executor/layers/quantization"
-_BLACKWELL = "current_platform.has_device_capability(100) and has_flashinfer()"
-# As upstream named it for some weeks.
-_LOOP = """\
-for backend in NVFP4_LINEAR_BACKENDS:
-            supported, reason = is_backend_supported(backend)
-            if supported:
-                selected_backend = backend
-                break
-        backend = selected_backend
-    else:
-"""
-_LISTED = """
-
-NVFP4_LINEAR_BACKENDS = list(NvFp4LinearBackend)
-
-
-def is_backend_supported(backend):
-    return backend in (NvFp4LinearBackend.VLLM_CUTLASS, NvFp4LinearBackend.MARLIN), None
-"""
-
-
-@pytest.mark.parametrize(
-    ("version", "path", "before", "after"),
-    [
-        (
-            NEWER,
-            f"{_LAYERS}/modelopt.py",
-            r"(?<= {12}if )has_flashinfer\(\)",
-            _BLACKWELL,
-        ),
-        (
-            "0.18.1",
-            f"{_LAYERS}/utils/nvfp4_utils.py",
-            re.escape(_BLACKWELL),
-            f"(cutlass_fp4_supported() and {_BLACKWELL})",
-        ),
-        (
-            "0.18.1",
-            f"{_LAYERS}/utils/nvfp4_utils.py",
-            r"if current_platform.*? {4}else:\n",
-            _LOOP,
-        ),
-        (
-            NEWER,
-            "vllm/model_executor/model_loader/weight_utils.py",
-            r"pg\.rank\(\)",
-            "current_platform.current_device()",
-        ),
-    ],
-    ids=["modelopt", "compiled", "loop", "unsorted"],
-)
-def test_forms_that_only_commits_between_releases_have(
-    version, path, before, after, tree, rewrite, recipe, ask, snapshot
-):
-    root = tree(version)
-    text = re.sub(before, after, (root / path).read_text(), count=1, flags=re.DOTALL)
-    assert after in text
-    rewrite(root / path, text + (_LISTED if after is _LOOP else ""))
-    pristine = snapshot(root)
-    only = {
-        "nvfp4_linear_marlin" if path.startswith(_LAYERS) else "fastsafetensors_rank"
-    }
-    outcome = apply(root, recipe, ask(only=only))
-    assert {v.fix.id for v in outcome.verdicts if v.state.value == "applied"} == only
-    assert len(outcome.proofs) == 1
-    revert(root, "vllm")
-    assert snapshot(root) == pristine
