@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import time
-import unicodedata
 from collections.abc import (
     Iterable,
     Iterator,
@@ -65,7 +64,6 @@ class LaidOut(Shown):
     __slots__ = ()
 
 
-_USUAL_WIDTH = 80  # of a terminal that does not say how wide it is
 _LEAST_WIDTH = 40
 _LEAST_PROSE = 28  # columns: a narrower column would have single words as lines
 _GAP = "  "
@@ -288,23 +286,12 @@ def columns(stream: IO[Any]) -> int | None:
     if not stream.isatty():
         return None
 
-    number = 0
-    setting = os.environ.get("COLUMNS", "")
-    with contextlib.suppress(OSError, ValueError):
-        number = int(setting if setting.isdecimal() else 0)
-        number = number or os.get_terminal_size(stream.fileno()).columns
-    return max(number or _USUAL_WIDTH, _LEAST_WIDTH)
+    return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
 
 
 def length(text: str) -> int:
-    """Return the columns that a text fills: styles fill none, wide characters two."""
-    bare = click.unstyle(text)
-    if bare.isascii():
-        return len(bare)
-
-    widths = map(unicodedata.east_asian_width, bare)
-    wide = [width for width in widths if width in "WF"]
-    return len(bare) + len(wide)
+    """Return the columns that a text fills: styles fill none."""
+    return len(click.unstyle(text))
 
 
 def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
