@@ -31,6 +31,7 @@ UNLABELLED = "0" * 10
 """The place of the digest in a version, before the digest is known."""
 
 JsonObject = dict[str, Any]
+Properties = Sequence[tuple[str, str]]
 
 _FORMAT = 1  # of a new wheel; goes up if the same request gives other bytes
 _SBOM = "sboms/patchkit.cdx.json"
@@ -131,13 +132,17 @@ def wheel_sbom(facts: Facts, steps: Iterable[Step]) -> JsonObject:
     compiled against, and the tools.
     """
     project = facts["project"]
-    purl = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
-    subject = _make_component(purl, project, facts["wheel"], facts["license"][project])
+    subject = _make_component(
+        f"pkg:pypi/{project}@{quote(facts['wheel'])}",
+        project,
+        facts["wheel"],
+        facts["license"][project],
+        _stated_facts(facts, "made", "target"),
+    )
     subject["pedigree"] = {
         "ancestors": [_describe_ancestor(facts)],
         "patches": [_describe_patch(verdict, texts) for verdict, texts in steps],
     }
-    subject |= _fix_properties(facts, ("made", "target"))
 
     tools = {"patchkit": facts["patchkit"]}
     native = facts.get("native", {})
@@ -151,7 +156,7 @@ def wheel_sbom(facts: Facts, steps: Iterable[Step]) -> JsonObject:
     if facts["made"] == "build":
         tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
         sources = [
-            _describe_source(option, identity, facts["license"].get(option))
+            _describe_source(option, identity, facts["license"].get(option, ""))
             for option, identity in facts["externals"].items()
         ]
         components = [*sources, *components, *_linked_components(facts)]
@@ -166,7 +171,8 @@ def _describe_ancestor(facts: Facts) -> JsonObject:
     purl = f"pkg:pypi/{project}@{quote(version)}"
     if "source_file" in facts:
         purl += f"?file_name={quote(facts['source_file'])}"
-    ancestor = {"type": "library", "name": project, "version": version, "purl": purl}
+    ancestor = _make_component(purl, project, version)
+    del ancestor["bom-ref"]  # nothing refers to it
 
     algorithm, _, sha256 = facts["source"].partition(":")
     if algorithm == "sha256":
@@ -194,44 +200,42 @@ def _describe_patch(verdict: Verdict, texts: TextPairs) -> JsonObject:
 def _describe_native(name: str, digests: Iterable[str]) -> JsonObject:
     role = "machine code assembled from the PTX that upstream's library holds"
     rows = [("ptx", f"sha256:{sha256}") for sha256 in digests]
-    library = {"bom-ref": f"patchkit:native/{name}", "type": "file", "name": name}
-    return library | _properties([("role", role), *rows])
+    ref = f"patchkit:native/{name}"
+    library = _make_component(ref, name, properties=[("role", role), *rows])
+    return library | {"type": "file"}
 
 
-def _describe_source(option: str, identity: str, spdx: str | None) -> JsonObject:
+def _describe_source(option: str, identity: str, terms: str) -> JsonObject:
     """Describe code of another project that is in the wheel.
 
     ``option`` is the project's name in options of ``patchkit build``: ``flash-attn``. ``identity``
     says where the code is from; a commit on GitHub also gets a package URL.
     """
-    source: JsonObject = {
-        "bom-ref": f"patchkit:{option}",
-        "type": "library",
-        "name": option,
-    }
+    ref = f"patchkit:{option}"
+    version = ""
     if commit := _GITHUB.match(identity):
+        version = commit[2]
         # The package-url specification wants GitHub's names in lower case.
-        purl = f"pkg:github/{commit[1].lower()}@{commit[2]}"
-        source |= {"bom-ref": purl, "version": commit[2], "purl": purl}
-    if spdx:
-        source["licenses"] = [{"expression": spdx}]
+        ref = f"pkg:github/{commit[1].lower()}@{version}"
 
     role = "compiled in"
     if identity.startswith("vllm=="):
         role = "taken from upstream's wheel"
-    return source | _properties([("role", role), ("source", identity)])
+    properties = [("role", role), ("source", identity)]
+    return _make_component(ref, option, version, terms, properties)
 
 
 def _linked_components(facts: Facts) -> Iterator[JsonObject]:
     """Yield the libraries that the wheel was compiled against but does not hold."""
-    role = _properties([("role", "compiled against")])
+    role = [("role", "compiled against")]
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
-    yield _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
+    purl = f"pkg:pypi/torch@{quote(torch)}"
+    yield _make_component(purl, "torch", torch, properties=role)
 
     cuda = facts["cuda"]
     toolkit = f"pkg:generic/cuda-toolkit@{cuda}"
     terms = facts["license"]["cuda"]
-    yield _make_component(toolkit, "CUDA toolkit", cuda, terms) | role
+    yield _make_component(toolkit, "CUDA toolkit", cuda, terms, role)
 
 
 # Project → its wheel, its sources, and what the wheel holds of the CUDA runtime.
@@ -256,10 +260,13 @@ def compiled_sbom(facts: Facts) -> JsonObject:
 
     version = facts["version"]
     terms = facts["license"]
-    title = projects()[project].title
-    source = _make_component(f"{origin}@{version}", title, version, terms[project])
-    source |= _fix_properties(facts, ("source", "tree"))
-
+    source = _make_component(
+        f"{origin}@{version}",
+        projects()[project].title,
+        version,
+        terms[project],
+        _stated_facts(facts, "source", "tree"),
+    )
     purl = f"pkg:generic/nvidia-cuda-runtime@{cuda}"
     runtime = _make_component(purl, f"CUDA runtime ({part})", cuda, terms["cuda"])
     return _make_document(subject, tools, [source, runtime])
@@ -293,42 +300,39 @@ def _make_document(
 
 
 def _make_component(
-    purl: str,
+    ref: str,
     name: str,
-    version: str,
+    version: str = "",
     terms: str = "",
+    properties: Properties = (),
 ) -> JsonObject:
-    """Return the component of a library with a package URL.
+    """Return the component of a library; ``ref`` is its package URL, if it has one.
 
     ``terms`` is its license: an SPDX expression, CUDA_LICENSE, or "" if none is stated.
     """
-    component: JsonObject = {
-        "bom-ref": purl,
-        "type": "library",
-        "name": name,
-        "version": version,
-        "purl": purl,
-    }
+    component: JsonObject = {"bom-ref": ref, "type": "library", "name": name}
+    if version:
+        component["version"] = version
+    if ref.startswith("pkg:"):
+        component["purl"] = ref
+
     if terms == CUDA_LICENSE:
         component["licenses"] = [{"license": {"name": terms}}]
     elif terms:
         component["licenses"] = [{"expression": terms}]
+
+    if properties:
+        component["properties"] = [
+            {"name": f"patchkit:{name}", "value": value} for name, value in properties
+        ]
     return component
 
 
-def _fix_properties(facts: Facts, names: Iterable[str]) -> JsonObject:
+def _stated_facts(facts: Facts, *names: str) -> Properties:
     """Return as properties: the named facts, the fixes, and the user's patches."""
     pairs = [(name, facts[name]) for name in names]
     pairs += [("fix", fix) for fix in facts["fixes"]]
     for patch in facts.get("patches", ()):
         text = f"{patch['id']} sha256:{patch['sha256']} {patch['title']}"
         pairs.append(("patch", text))
-    return _properties(pairs)
-
-
-def _properties(pairs: Iterable[tuple[str, str]]) -> JsonObject:
-    return {
-        "properties": [
-            {"name": f"patchkit:{name}", "value": value} for name, value in pairs
-        ]
-    }
+    return pairs
