@@ -11,7 +11,6 @@ from patchkit.cli.options import (
     offline_option,
 )
 from patchkit.cli.out import (
-    PATH,
     next_verb,
     record_fields,
     style,
@@ -39,7 +38,6 @@ from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
 from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
 from patchkit.wheel.native.make import NativeLibrary
-from patchkit.wheel.native.new_wheel import write_native_wheel
 
 
 @click.command
@@ -53,10 +51,9 @@ from patchkit.wheel.native.new_wheel import write_native_wheel
     type=click.Choice(list(targets())),
     default=DEFAULT_TARGET,
 )
-@flag("--write", "Assemble it: in place, or as a new wheel.")
+@flag("--write", "Assemble it, in an environment.")
 @flag("--revert", "Put an environment's own libraries back.")
 @flag("--force", "Revert edited or damaged files, too.")
-@option("-o", "--output", "Folder of the new wheel.", type=PATH, default=Path())
 @offline_option
 @rendered
 def native_command(
@@ -65,7 +62,6 @@ def native_command(
     write: bool,
     revert: bool,
     force: bool,
-    output: Path,
     offline: bool,
 ) -> Blocks:
     """Show the code that a device compiles at first use, and how long that takes; or compile it.
@@ -76,15 +72,15 @@ def native_command(
 
     A driver compiles PTX where a library has no machine code for the device: on one core, before
     the first call returns, again in every fresh container. --write compiles it once with the pinned
-    ptxas. A wheel becomes a new one with a version of its own; an environment is changed in place,
-    with a ledger, and --revert takes that back. NVIDIA's own libraries are listed, and never
-    rewritten.
+    ptxas. The environment is changed in place, with a ledger, and --revert takes that back.
+    NVIDIA's own libraries are listed, and never rewritten. `patchkit repack NAME==X.Y.Z --native`
+    makes a wheel.
     """
     target = targets()[name]
     if revert:
         yield from _revert_blocks(path, force=force)
     elif write:
-        yield from _write_blocks(path, target, output, offline=offline)
+        yield from _write_blocks(path, target, offline=offline)
     else:
         yield from _list_blocks(path, target)
 
@@ -121,8 +117,8 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
         yield "nothing here holds device code"
     if path.is_dir():
         yield from map(note, _kernel_texts([str(find_site(path))]))
-    if not _is_library(path) and any(library.writable for library in libraries):
-        yield next_verb("native", path, "--write", where="to compile it now")
+        if any(library.writable for library in libraries):
+            yield next_verb("native", path, "--write", where="to compile it now")
 
 
 def _kernel_texts(site: list[str]) -> Lines:
@@ -132,10 +128,6 @@ def _kernel_texts(site: list[str]) -> Lines:
         yield f"FlashInfer has {count}; what a model lacks here: `patchkit serve-args MODEL`"
         for advice in kernel_advice(kernels, find_version(site, "vllm")):
             yield f"{advice.says}; instead: {advice.instead}"
-
-
-def _is_library(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".whl"
 
 
 def _library_row(library: DeviceLibrary) -> Row:
@@ -149,38 +141,26 @@ def _library_row(library: DeviceLibrary) -> Row:
     )
 
 
-def _write_blocks(path: Path, target: Target, output: Path, *, offline: bool) -> Blocks:
-    """Assemble the PTX of an environment in place, or of a wheel into a new one."""
-    new_file = None
-    if _is_library(path):
+def _write_blocks(path: Path, target: Target, *, offline: bool) -> Blocks:
+    """Assemble the PTX of an environment in place."""
+    if not path.is_dir():
         raise UsageError(
-            f"{path}: --write takes a wheel or an environment, not a library alone",
-            hint="name the wheel that holds it, or the environment where it is installed",
+            f"{path}: --write takes an environment, and changes it in place",
+            hint="name the environment where it is installed; or make a wheel: "
+            "patchkit repack NAME==X.Y.Z --native",
         )
 
     with progress() as report:
         assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
-        if path.is_dir():
-            bar = report("Assembling PTX")
-            site = find_site(path)
-            libraries = make_installed_native(site, target, assembler, bar)
-        else:
-            written = write_native_wheel(path, output, target, assembler, report)
-            libraries = written.libraries
-            new_file = written.path
+        bar = report("Assembling PTX")
+        libraries = make_installed_native(find_site(path), target, assembler, bar)
 
-    yield {
-        "target": target.name,
-        "wheel": new_file,
-        "libraries": libraries,
-    }
+    yield {"target": target.name, "libraries": libraries}
 
     for library in libraries:
         yield from _written_lines(library)
 
-    if new_file:
-        yield GOOD + f"{new_file}  {new_file.stat().st_size / 1e6:.1f} MB"
-    elif libraries:
+    if libraries:
         yield next_verb("native", path, "--revert", where="to take it back")
     else:
         yield "nothing to do: the device compiles nothing here"

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
 from patchkit.elf import MAGIC
@@ -62,21 +61,6 @@ class NewWheel:
     filename: str
     members: Mapping[str, bytes]
     facts: Facts
-
-
-def made_facts(wheel: WheelFile, made: str, target: str) -> Facts:
-    """Return the facts of each wheel that is made of another one."""
-    name = wheel.name
-    spdx = wheel.message("METADATA").get("License-Expression", "NOASSERTION")
-    return {
-        "project": name.project,
-        "made": made,
-        "patchkit": __version__,
-        "source": f"sha256:{wheel.sha256}",
-        "source_file": str(name),
-        "target": target,
-        "license": {name.project: spdx},
-    }
 
 
 def name_wheel(

@@ -15,6 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.paths import is_file
@@ -42,7 +43,7 @@ from patchkit.wheel.device.libraries import (
 )
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
-from patchkit.wheel.file.sbom import UNLABELLED, NewWheel, made_facts, name_wheel
+from patchkit.wheel.file.sbom import UNLABELLED, NewWheel, name_wheel
 from patchkit.wheel.file.wheelfile import ANY, Facts
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
@@ -310,7 +311,16 @@ def _repack_facts(
     digests = [
         f"{after}  {path}\n" for path, (_, after) in sorted(patched.files.items())
     ]
-    facts = made_facts(origin.wheel, "repack", request.target.name) | {
+    project = origin.wheel.name.project
+    spdx = origin.wheel.message("METADATA").get("License-Expression", "NOASSERTION")
+    facts = {
+        "project": project,
+        "made": "repack",
+        "patchkit": __version__,
+        "source": f"sha256:{origin.wheel.sha256}",
+        "source_file": str(origin.wheel.name),
+        "target": request.target.name,
+        "license": {project: spdx},
         "version": origin.version.public,
         "recipe": load_recipe(origin.project).digest,
         "request": LedgerRequest.of(request).fields(),

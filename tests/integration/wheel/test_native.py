@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import zipfile
 
 import pytest
 
 from patchkit.errors import ProofError
-from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.parts import prove_unneeded
 from support import write_files
@@ -45,44 +43,31 @@ def site(tmp_path, wheel):
     return folder
 
 
-def test_a_wheel(cli, tmp_path, wheel):
+def test_a_wheel_is_listed(cli, wheel):
     listed = json.loads(cli("native", wheel, "--json").stdout)["libraries"]
     assert {each["name"]: each["compiled"] for each in listed} == {
         "kernels/ptx.so": 3,
         "kernels/stock.so": 0,
     }
-    assert "3 fat binaries are compiled at first use" in cli("native", wheel).stdout
-    made = (
-        tmp_path / json.loads(cli("native", wheel, "--write", "--json").stdout)["wheel"]
-    )
-    assert list(find_faults(made)) == []
-    with zipfile.ZipFile(made) as archive:
-        home = next(name for name in archive.namelist() if name.endswith("METADATA"))
-        facts = json.loads(archive.read(home.replace("METADATA", "patchkit.json")))
-        sbom = archive.read(
-            home.replace("METADATA", "sboms/patchkit.cdx.json")
-        ).decode()
-        assert archive.read("kernels/stock.so") == STOCK
-    assert made.name == f"kernels-{facts['wheel']}-{TAG}.whl"
-    assert facts["wheel"].startswith("1.2+gb10.")
-    ((library, digests),) = facts["native"]["assembled"].items()
-    assert all(f"sha256:{digest}" in sbom for digest in digests)
-    first = made.read_bytes()
-    assert "is there already" in cli("native", wheel, "--write", rc=2).stderr
-    cli("native", wheel, "--write", "-o", "again")
-    assert (tmp_path / "again" / made.name).read_bytes() == first
-    assert f"  native    {library}\n" in cli("inspect", made).stdout
-    cli("native", made, "--write", rc=2)
+    shown = cli("native", wheel).stdout
+    assert "3 fat binaries are compiled at first use" in shown
+    assert "--write" not in shown
 
 
-def test_a_library_alone_is_listed_and_not_written(cli, tmp_path):
+@pytest.mark.parametrize("name", ["ours.so", "kernels-1.2-py3-none-any.whl"])
+def test_only_an_environment_is_written(cli, tmp_path, name):
+    (tmp_path / name).write_bytes(PTX)
+    refused = cli("native", name, "--write", rc=2).stderr
+    assert "takes an environment" in refused
+    assert "patchkit repack NAME==X.Y.Z --native" in refused
+
+
+def test_a_library_alone_is_listed(cli, tmp_path):
     library = tmp_path / "ours.so"
     library.write_bytes(PTX)
     listed = cli("native", library)
     assert "are compiled at first use" in listed.stdout
     assert "--write" not in listed.stdout
-    refused = cli("native", library, "--write", rc=2).stderr
-    assert "takes a wheel or an environment" in refused
 
 
 def test_an_environment(cli, site, snapshot):
