@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
@@ -42,23 +42,24 @@ def explain_command(text: str | None) -> Blocks:
     such as "Message truncated": what it means, why it is printed, what cures it. Without ID or
     TEXT: list them.
     """
-    fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
-    claims = [claim for name in projects() for claim in load_claims(name)]
-    entries: list[Fix | Claim] = [*fixes, *claims]
+    fixes = {fix.id: fix for recipe in load_recipes() for fix in recipe.fixes}
+    claims = {claim.id: claim for name in projects() for claim in load_claims(name)}
     if text is None:
-        titles = {symptom.id: symptom.title for symptom in symptoms().values()}
-        yield _listed(entries, titles)
-        yield from _list_lines(entries)
+        titles = [(symptom.id, symptom.title) for symptom in symptoms().values()]
+        yield _listed(fixes.values(), claims.values(), titles)
+        yield from _list_lines(fixes.values(), claims.values())
         yield f"Also an error's text, one of {len(titles)} that are known, by any part of it."
         return
 
-    by_id = {entry.id: entry for entry in entries}
-    if entry := by_id.get(_as_id(text)):
-        yield from _explanation(entry)
+    name = _as_id(text)
+    if name in fixes:
+        yield from _fix_blocks(fixes[name])
+    elif name in claims:
+        yield from _claim_blocks(claims[name])
     elif diagnoses := _read_symptoms(text):
         yield from _symptom_blocks(diagnoses)
     else:
-        yield from _search_blocks(text, by_id)
+        yield from _search_blocks(text, fixes, claims)
 
 
 def _as_id(text: str) -> str:
@@ -66,50 +67,60 @@ def _as_id(text: str) -> str:
     return text.casefold().replace("-", "_").replace(" ", "_")
 
 
-def _search_blocks(text: str, by_id: Mapping[str, Fix | Claim]) -> Blocks:
+def _search_blocks(
+    text: str, fixes: Mapping[str, Fix], claims: Mapping[str, Claim]
+) -> Blocks:
     """Yield what contains a text: one entry or a few diagnoses in full, anything more as a list.
 
-    Entries are fixes and claims. Raises UsageError if nothing contains the text; the error suggests
-    the id that the text resembles.
+    Raises UsageError if nothing contains the text; the error suggests the id that the text
+    resembles.
     """
-    ids = {name.replace("-", "_"): name for name in (*by_id, *symptoms())}
-    entries: list[Fix | Claim] = []
+    ids = {name.replace("-", "_"): name for name in (*fixes, *claims, *symptoms())}
+    fitting_fixes: list[Fix] = []
+    fitting_claims: list[Claim] = []
     diagnoses: list[Diagnosis] = []
     # Search unless the text is one word that resembles an id: then the error suggests that id.
     mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
     if " " in text or not mistyped:
-        entries = [entry for entry in by_id.values() if _fits(text, _wording(entry))]
+        fitting_fixes += (
+            fix for fix in fixes.values() if _fits(text, f"{fix.title}\n{fix.symptom}")
+        )
+        fitting_claims += (row for row in claims.values() if _fits(text, row.says))
         diagnoses = _search_symptoms(text)
 
-    if not entries and not diagnoses:
-        hint = quoted("patchkit", "explain", *(ids[name] for name in mistyped))
-        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
-
-    if len(entries) == 1 and not diagnoses:
-        yield from _explanation(entries[0])
-    elif not entries and len(diagnoses) <= _SHOWN:
-        yield from _symptom_blocks(diagnoses)
-    else:
-        rows = [(row.symptom.id, row.filled(row.symptom.title)) for row in diagnoses]
-        yield _listed(entries, dict(rows))
-        yield from _list_lines(entries, rows)
-
-
-def _listed(entries: Sequence[Fix | Claim], titles: Mapping[str, str]) -> Fields:
-    """Return fixes, claims and symptoms (id → title) for --json."""
-    rows = {"fixes": _fix_rows(entries), "symptoms": titles.items()}
-    fields: Fields = {}
-    for kind, pairs in rows.items():
-        fields[kind] = [{"id": name, "title": title} for name, title in pairs]
-    fields["claims"] = [entry for entry in entries if isinstance(entry, Claim)]
-    return fields
+    match fitting_fixes, fitting_claims, diagnoses:
+        case [], [], []:
+            hint = quoted("patchkit", "explain", *(ids[name] for name in mistyped))
+            raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+        case [fix], [], []:
+            yield from _fix_blocks(fix)
+        case [], [claim], []:
+            yield from _claim_blocks(claim)
+        case [], [], _ if len(diagnoses) <= _SHOWN:
+            yield from _symptom_blocks(diagnoses)
+        case _:
+            rows = [
+                (row.symptom.id, row.filled(row.symptom.title)) for row in diagnoses
+            ]
+            yield _listed(fitting_fixes, fitting_claims, rows)
+            yield from _list_lines(fitting_fixes, fitting_claims, rows)
 
 
-def _list_lines(entries: Sequence[Fix | Claim], titles: _Rows = ()) -> Blocks:
+def _listed(fixes: Iterable[Fix], claims: Iterable[Claim], titles: _Rows) -> Fields:
+    """Return fixes, claims and symptoms (id and title) for --json."""
+    return {
+        "fixes": [{"id": fix.id, "title": fix.title} for fix in fixes],
+        "symptoms": [{"id": name, "title": title} for name, title in titles],
+        "claims": list(claims),
+    }
+
+
+def _list_lines(
+    fixes: Iterable[Fix], claims: Iterable[Claim], titles: _Rows = ()
+) -> Blocks:
     """Yield a line for each fix, claim and symptom."""
-    claims = [entry for entry in entries if isinstance(entry, Claim)]
     sections: dict[str, _Rows] = {
-        "Fixes": _fix_rows(entries),
+        "Fixes": [(fix.id, fix.title) for fix in fixes],
         "What guides say": [(row.id, row.verdict, row.says) for row in claims],
         "Symptoms": titles,
     }
@@ -118,16 +129,6 @@ def _list_lines(entries: Sequence[Fix | Claim], titles: _Rows = ()) -> Blocks:
             yield from section(title, rows)
 
     yield "`patchkit explain ID` has the reasons and the evidence."
-
-
-def _fix_rows(entries: Sequence[Fix | Claim]) -> list[tuple[str, str]]:
-    return [(entry.id, entry.title) for entry in entries if isinstance(entry, Fix)]
-
-
-def _wording(entry: Fix | Claim) -> str:
-    if isinstance(entry, Claim):
-        return entry.says
-    return f"{entry.title}\n{entry.symptom}"
 
 
 def _fits(text: str, wording: str) -> bool:
@@ -145,14 +146,11 @@ def _fits(text: str, wording: str) -> bool:
     return all(re.search(rf"\b{re.escape(word)}\b", wording) for word in text.split())
 
 
-def _explanation(entry: Fix | Claim) -> Blocks:
-    if isinstance(entry, Claim):
-        yield Record(entry)
-        yield bold(entry.id) + f"  {entry.verdict} {entry.versions}\n"
-        yield from _paragraphs(Claim=entry.says, Why=entry.why, Instead=entry.instead)
-        yield from section("Evidence", _evidence_rows(entry.evidence))
-    else:
-        yield from _fix_blocks(entry)
+def _claim_blocks(claim: Claim) -> Blocks:
+    yield Record(claim)
+    yield bold(claim.id) + f"  {claim.verdict} {claim.versions}\n"
+    yield from _paragraphs(Claim=claim.says, Why=claim.why, Instead=claim.instead)
+    yield from section("Evidence", _evidence_rows(claim.evidence))
 
 
 def _fix_blocks(fix: Fix) -> Blocks:
