@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import Version
 
 from patchkit.errors import DriftError
-from patchkit.frozen import Texts
 from patchkit.recipes.vllm.archs import Group
-
-# Group, switches, variable, and a number that counts the groups that agree in all three.
-Key = tuple[str, str, str, int]
 
 
 def check_stock(
@@ -30,35 +26,29 @@ def check_stock(
     arch lists that a group of the table may have in a tree that is already patched. A release that
     the table does not have is not checked.
     """
-    expected = _read_table(table, version)
-    if not expected:
+    rows = _read_table(table, version)
+    if not rows:
         return
 
-    by_key: dict[Key, Group] = {}
+    wrong = []
     for group in groups:
-        names = (group.name, " ".join(group.switches), group.variable)
-        by_key[_next_key(by_key, *names)] = group
-
-    wrong = [
-        f"{name} ({variable}) is missing"
-        for name, switches, variable, number in expected
-        if (name, switches, variable, number) not in by_key
-    ]
-
-    for key, group in by_key.items():
+        key = [group.name, " ".join(group.switches), group.variable]
+        # Several groups may agree in all three: they are in the order of the files.
+        row = next((row for row in rows if row[:3] == key), None)
         title = f"{group.where}: {group.name} ({group.variable})"
-        if key not in expected:
+        if row is None:
             wrong.append(f"{title} is new")
             continue
 
-        archs = expected[key]
-        if group.archs == archs:
-            continue
-        if frozenset(group.archs) not in patched(replace(group, archs=archs)):
-            wrong.append(
-                f"{title} is built for {_archs_text(group.archs)}, not for {_archs_text(archs)}"
-            )
+        rows.remove(row)
+        archs = tuple(filter(None, row[3].split(";")))
+        is_patched = frozenset(group.archs) in patched(replace(group, archs=archs))
+        if group.archs != archs and not is_patched:
+            built_for = ";".join(group.archs) or "nothing"
+            stock = row[3] or "nothing"
+            wrong.append(f"{title} is built for {built_for}, not for {stock}")
 
+    wrong += [f"{name} ({variable}) is missing" for name, _, variable, _ in rows]
     if wrong:
         raise DriftError(
             "\n    ".join([f"the arch lists are not those of {version}:", *wrong]),
@@ -67,21 +57,11 @@ def check_stock(
         )
 
 
-def _read_table(table: Path, version: Version) -> dict[Key, Texts]:
-    """Return group → its archs in a release, as the table has them."""
-    archs: dict[Key, Texts] = {}
+def _read_table(table: Path, version: Version) -> list[list[str]]:
+    """Return name, switches, variable and archs of each group of a release."""
     with table.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if Version(row["since"]) <= version <= Version(row["until"]):
-                key = _next_key(archs, row["group"], row["switches"], row["variable"])
-                archs[key] = tuple(filter(None, row["archs"].split(";")))
-    return archs
-
-
-def _next_key(keys: Collection[Key], group: str, switches: str, variable: str) -> Key:
-    names = (group, switches, variable)
-    return (*names, sum(key[:3] == names for key in keys))
-
-
-def _archs_text(archs: Texts) -> str:
-    return ";".join(archs) or "nothing"
+        return [
+            [row["group"], row["switches"], row["variable"], row["archs"]]
+            for row in csv.DictReader(file)
+            if Version(row["since"]) <= version <= Version(row["until"])
+        ]
