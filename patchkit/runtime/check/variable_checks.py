@@ -348,55 +348,42 @@ def _check_own_address(variable: Assignment, host: Host) -> Findings:
 
 def _check_device_list(variable: Assignment, host: Host) -> Findings:
     """Yield the interfaces and RDMA devices in a list that the host lacks or that are down."""
-    if variable.name not in (*_NAMES["netdevs"], *_NAMES["devices"]):
-        return
-    for part in variable.value.lstrip("=").split(","):
-        device, colon, _port = part.partition(":")
-        # A list for UCX may hold both kinds. Only RDMA devices have a port there: mlx5_0:1.
-        if colon or variable.name not in _NAMES["netdevs"]:
-            kind = "RDMA device"
-            states = {rdma.name: rdma.active for rdma in host.rdma}
-        else:
-            kind = "interface"
-            states = {netdev.name: netdev.up for netdev in host.netdevs}
-        if part != "all":
-            yield from _check_device(device, kind, variable, states)
+    if variable.name in (*_NAMES["netdevs"], *_NAMES["devices"]):
+        for part in variable.value.lstrip("=").split(","):
+            if part != "all":
+                yield from _check_device(part, variable, host)
 
 
-def _check_device(
-    device: str, kind: str, variable: Assignment, states: Mapping[str, bool]
-) -> Findings:
-    """Yield a finding if the host lacks a device, or if all devices that the name means are down.
+def _check_device(part: str, variable: Assignment, host: Host) -> Findings:
+    """Yield a finding if the host lacks the devices that a part of a list means, or all are down.
 
-    ``states`` maps the name of each device of that kind to whether it is up.
+    For some variables the part may be the beginning of names, unless their value begins with "=".
     """
-    matching = _find_matching(device, variable, states)
-    if not matching:
+    name, colon, _port = part.partition(":")
+    kind = "interface"
+    states = {netdev.name: netdev.up for netdev in host.netdevs}
+    # A list for UCX may hold both kinds. Only RDMA devices have a port there: mlx5_0:1.
+    if colon or variable.name not in _NAMES["netdevs"]:
+        kind = "RDMA device"
+        states = {rdma.name: rdma.active for rdma in host.rdma}
+
+    meant = {name}
+    if variable.name in _NAMES["prefixes"] and not variable.value.startswith("="):
+        meant.update(device for device in states if device.startswith(name))
+
+    if meant.isdisjoint(states):
         # NCCL starts without an RDMA device that is missing, but not without a missing interface.
         is_optional = variable.name in _NAMES["devices"]
-        other_names = [name for name in states if name != "lo"]
+        other_names = [device for device in states if device != "lo"]
         yield build_finding(
             "host-lacks",
             variable,
             level=Level.WARNING if is_optional else None,
-            what=f"no {kind} {device}",
+            what=f"no {kind} {name}",
             has=", ".join(other_names) or _NONE,
         )
-    elif not any(matching.values()):
-        yield build_finding("host-down", variable, what=f"{device} is down")
-
-
-def _find_matching(
-    device: str, variable: Assignment, states: Mapping[str, bool]
-) -> dict[str, bool]:
-    """Return device → whether it is up, for the devices that a name in a list means.
-
-    For some variables the name may be a beginning, unless their value begins with "=".
-    """
-    is_exact = variable.value.startswith("=")
-    if variable.name in _NAMES["prefixes"] and not is_exact:
-        return {name: up for name, up in states.items() if name.startswith(device)}
-    return {device: states[device]} if device in states else {}
+    elif not any(states.get(device) for device in meant):
+        yield build_finding("host-down", variable, what=f"{name} is down")
 
 
 def find_half_cages(hca: Assignment, host: Host | None) -> Findings:

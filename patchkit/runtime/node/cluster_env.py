@@ -33,9 +33,6 @@ from patchkit.runtime.rules.variable_rules import (
 from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
 from patchkit.target import DEFAULT_TARGET
 
-_HCAS = "NCCL_IB_HCA"
-_BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
-
 
 @frozen
 class Setting:
@@ -136,7 +133,7 @@ def make_cluster_env(
     for row in select_entries(rules.advice, node.situation):
         if not row.solved(values):
             caveats.append(Caveat(row.says, row.instead))
-    notes += _note_gaps(node, host, values)
+    notes += _note_gaps(node, host)
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
@@ -164,14 +161,8 @@ def _divide_remarks(node: Node, host: Host) -> tuple[list[Caveat], list[str]]:
     return caveats, notes
 
 
-def _note_gaps(node: Node, host: Host, values: Values) -> Iterator[str]:
-    """Yield the hardware that the environment does not use, and the versions that are unknown."""
-    attachment = node.attachment
-    if values.get(_HCAS) == attachment.half != attachment.hcas:
-        halves = attachment.hcas.strip("=").split(",")
-        unused = set(halves) - {attachment.half.strip("=")}
-        yield f"{', '.join(unused)}, the other half of the cable, is left out of {_HCAS}"
-
+def _note_gaps(node: Node, host: Host) -> Iterator[str]:
+    """Yield that no GPU is found for the target, and the versions that are unknown."""
     if node.target == DEFAULT_TARGET and not host.gpus:
         yield "no GPU is found here, so this is for a GB10; `target` names another"
 
@@ -340,31 +331,7 @@ def adopt_shared_settings(env: ClusterEnv, head: EnvFile) -> ClusterEnv:
         for name, value in missing.items()
     ]
 
-    return replace(
-        env,
-        settings=(*adopted, *env.settings),
-        notes=(*env.notes, *_note_twins(env, head)),
-    )
-
-
-def _note_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
-    """Yield a note if the second half of the cage has an IPv4 address on only one of two nodes."""
-    twin = env.node.attachment.twin
-    head_twin = head.facts.get("twin", "")
-    is_bare = twin in _BARE
-    head_is_bare = head_twin in _BARE
-    if not twin or not head_twin or is_bare is head_is_bare:
-        return
-
-    lists = [setting.value for setting in env.settings if setting.name == _HCAS]
-    lists.append(head.variables.get(_HCAS, ""))
-    uses_halves = all("," in names for names in lists)
-    if uses_halves:
-        places = ["the head", "this node"] if is_bare else ["this node", "the head"]
-        yield (
-            f"the other half of the cable has an IPv4 address on {places[0]} and none on "
-            f"{places[1]}: `ibv_modify_qp` fails so; give it one on both nodes, or on none"
-        )
+    return replace(env, settings=(*adopted, *env.settings))
 
 
 def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
