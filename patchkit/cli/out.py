@@ -328,7 +328,7 @@ def grid(
     """Return a text of one or more lines for each row, first for the heads.
 
     Columns are aligned, columns of numbers to the right. If a row is too wide, its last column is
-    wrapped, or as many as it takes for each of their words to fit.
+    wrapped, or all but the first if that leaves too little room for words.
     """
     if not rows:
         return []
@@ -338,7 +338,11 @@ def grid(
     are_numbers = list(map(_are_numbers, zip(*rows, strict=True)))
 
     limit = (width or sys.maxsize) - len(indent)
-    kept = _kept_columns(whole, widths, limit)
+    words = [word for row in whole for word in row[-1].split()]
+    needed = max([_LEAST_PROSE, *map(length, words)])
+    kept = len(widths) - 1
+    if limit - _margin(widths[:kept]) < needed:
+        kept = min(1, kept)
     margin = _margin(widths[:kept])
     room = max(limit - margin, _LEAST_PROSE)
 
@@ -357,18 +361,6 @@ def grid(
 
 def _margin(widths: Sequence[int]) -> int:
     return sum(widths) + len(_GAP) * len(widths)
-
-
-def _kept_columns(
-    rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int
-) -> int:
-    """Return the number of columns that leave enough room for the words of the others."""
-    for kept in reversed(range(2, len(widths))):
-        words = [word for row in rows for cell in row[kept:] for word in cell.split()]
-        needed = max([_LEAST_PROSE, *map(length, words)])
-        if _margin(widths[:kept]) + needed <= limit:
-            return kept
-    return min(1, len(widths) - 1)
 
 
 def _are_numbers(column: Sequence[str]) -> bool:
