@@ -34,7 +34,6 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.cli.wheel.build import cpu_option, install_steps
-from patchkit.errors import UsageError
 from patchkit.frozen import Fields
 from patchkit.patching.fix import State
 from patchkit.target import Load
@@ -52,7 +51,6 @@ from patchkit.wheel.wheelhouse.contents import (
 @cpu_option
 @request_options
 @flag("--native", "Compile the code for the device now.")
-@flag("--keep-libraries", "With --native: keep those of other devices.")
 @option("--sha256 HEX", "SHA-256 of a wheel that is not locked.")
 @offline_option
 @trust_source
@@ -78,10 +76,6 @@ def repack_command(
     """
     began = time.monotonic()
     request = selection.request()
-    if options["keep_libraries"] and not options["native"]:
-        what = "--keep-libraries is for --native: without it, all libraries stay"
-        raise UsageError(what)
-
     check_folder(house)  # before a wheel is fetched and read
     offline = options["offline"]
     with (
@@ -107,7 +101,6 @@ def repack_command(
             report=report,
             say=tell,
             assembler=assembler,
-            keep_libraries=options["keep_libraries"],
             sandboxed=choose_sandbox(locked=is_locked, trusted=trusted),
         )
 

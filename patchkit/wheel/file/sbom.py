@@ -32,7 +32,7 @@ UNLABELLED = "0" * 10
 JsonObject = dict[str, Any]
 Properties = Sequence[tuple[str, str]]
 
-_FORMAT = 1  # of a new wheel; goes up if the same request gives other bytes
+_FORMAT = 2  # of a new wheel; goes up if the same request gives other bytes
 _SBOM = "sboms/patchkit.cdx.json"
 # WHEEL repeats the build tag of the file name (PEP 427), which the new name has not.
 _BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)

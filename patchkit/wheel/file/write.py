@@ -12,7 +12,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,17 +90,16 @@ def rewrite_wheel(
     dest: Path,
     changed: Mapping[str, bytes],
     progress: Progress = lambda _done, _total: None,
-    dropped: Collection[str] = (),
     *,
     unpack: bool = False,
 ) -> None:
-    """Write the wheel ``source`` anew as ``dest``, with some members replaced, added or left out.
+    """Write the wheel ``source`` anew as ``dest``, with some members replaced or added.
 
     The .dist-info folder gets the name and version of ``dest``. ``changed`` maps paths in ``dest``
-    to new contents. ``dropped`` are paths in ``source`` that are left out. All other members keep
-    their stored bytes and their row of RECORD; with ``unpack`` they are stored without compression
-    and get a new row. ``progress`` is called with bytes written and in all. Raises SourceError if
-    the wheel is damaged, or, without ``unpack``, if its RECORD has no digest of a member.
+    to new contents. All other members keep their stored bytes and their row of RECORD; with
+    ``unpack`` they are stored without compression and get a new row. ``progress`` is called with
+    bytes written and in all. Raises SourceError if the wheel is damaged, or, without ``unpack``, if
+    its RECORD has no digest of a member.
     """
     old_home = source.dist_info
     new_home = "-".join(dest.name.split("-")[:2]) + ".dist-info"
@@ -110,7 +109,7 @@ def rewrite_wheel(
 
     members: dict[str, _Member] = {}
     for path in source.members:
-        if path in dropped or path == old_record:
+        if path == old_record:
             continue
 
         new_path = path

@@ -117,11 +117,7 @@ def _make_library(
     )
 
 
-def native_facts(
-    libraries: NativeLibraries,
-    assembler: Assembler,
-    dropped: Sequence[str],
-) -> Facts:
+def native_facts(libraries: NativeLibraries, assembler: Assembler) -> Facts:
     """Return the facts that a wheel records about its native libraries, by library."""
     return {
         "ptxas": assembler.version,
@@ -133,7 +129,6 @@ def native_facts(
             for library in libraries
             if library.refused
         },
-        "left_out": list(dropped),
     }
 
 

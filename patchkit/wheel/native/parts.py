@@ -1,31 +1,22 @@
-"""Make the native parts of a wheel: assemble libraries, and leave some out.
-
-A library leaves if it is for other devices alone, and if every import of it may fail.
-"""
+"""Make the native parts of a wheel: libraries with machine code in the place of PTX."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import field
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from patchkit.edit.python import parsed
-from patchkit.errors import ProofError
 from patchkit.frozen import Texts, frozen
-from patchkit.recipes.vllm.build import KnownSource, known_externals
+from patchkit.recipes.vllm.build import KnownSource
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import Binaries, inspect_wheel, jit_entries
-from patchkit.wheel.device.libraries import Judgements, Use, cuda_major, judge_libraries
+from patchkit.wheel.device.libraries import Judgements, cuda_major, judge_libraries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import Facts, WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.make import NativeLibraries, make_native, native_facts
-
-# Handlers of an import that is missing: ImportError and what it derives from.
-_CATCHING = {"", "ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
 @frozen
@@ -56,13 +47,9 @@ def read_kernels(wheel: WheelFile, target: Target) -> Kernels:
 
 @frozen
 class NativeParts:
-    """The libraries of a wheel that were made native, and the members that leave it.
-
-    Empty for a wheel that is not made native.
-    """
+    """The libraries of a wheel that were made native; none for a wheel that stays as it is."""
 
     libraries: NativeLibraries = ()
-    dropped: Texts = ()
     facts: Facts = field(default_factory=dict)
 
     @property
@@ -77,7 +64,7 @@ class NativeParts:
     @property
     def changes(self) -> bool:
         """True if the wheel has other libraries than upstream's."""
-        return bool(self.dropped) or any(library.path for library in self.libraries)
+        return any(library.path for library in self.libraries)
 
     @property
     def count(self) -> int:
@@ -97,61 +84,20 @@ def native_parts(
     folder: Path,
     assembler: Assembler,
     progress: Progress,
-    *,
-    keep: bool,
 ) -> NativeParts:
     """Assemble the PTX in a wheel's libraries that the device would compile, into ``folder``.
 
-    ``keep`` leaves the libraries for other devices in. Raises ProofError if the wheel's Python
-    cannot do without one of them, and the errors of ``make_native``.
+    Raises the errors of ``make_native``.
     """
-    dropped: Texts = ()
-    if not keep:
-        dropped = tuple(
-            library.name for library in kernels.judged if library.use is Use.OTHER
-        )
-        prove_unneeded(wheel, dropped)
-
     names = [
         binary.name
         for binary in kernels.binaries
-        if binary.name not in dropped
-        and jit_entries(binary, target)
+        if jit_entries(binary, target)
         and not library_rules().is_closed(wheel.name.project, binary.name)
     ]
     files = wheel.extract(names, folder / "old")
     made = make_native(files, target, folder, assembler, progress)
-    facts = native_facts(made, assembler, dropped)
-    return NativeParts(libraries=made, dropped=dropped, facts=facts)
-
-
-def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:
-    """Prove that a package starts without some libraries.
-
-    Each import of one may fail, or stands in a file of the project that the library belongs to.
-    Raises ProofError that names the import.
-    """
-    if not libraries:
-        return
-
-    paths = {PurePosixPath(path).name.partition(".")[0]: path for path in libraries}
-    projects = [set(members_of(known, wheel.members)) for known in known_externals()]
-    for path in wheel.members:
-        if not path.endswith(".py"):
-            continue
-
-        text = wheel.text(path)
-        if not any(module in text for module in paths):
-            continue
-
-        for name, line in _needed_imports(parsed(path, text)):
-            is_internal = any({path, paths.get(name)} <= part for part in projects)
-            if name in paths and not is_internal:
-                raise ProofError(
-                    f"{path}:{line}: imports {name} and does not do without it",
-                    why="this release needs the library even where no device loads it",
-                    hint="keep it: --keep-libraries",
-                )
+    return NativeParts(libraries=made, facts=native_facts(made, assembler))
 
 
 def members_of(known: KnownSource, paths: Iterable[str]) -> Texts:
@@ -161,33 +107,3 @@ def members_of(known: KnownSource, paths: Iterable[str]) -> Texts:
         for path in paths
         if any(fnmatchcase(path, part) for part in known.installed)
     )
-
-
-def _needed_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield name and line of each import that runs when the file is imported and must succeed."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-            return  # runs when it is called
-        case ast.Import() | ast.ImportFrom():
-            parts = [alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom):
-                parts.append(node.module or "")
-            for name in ".".join(parts).split("."):
-                yield name, node.lineno
-
-    guarded: list[ast.stmt] = []
-    if isinstance(node, ast.Try) and _catches_import(node):
-        guarded = node.body
-    for child in ast.iter_child_nodes(node):
-        if child not in guarded:
-            yield from _needed_imports(child)
-
-
-def _catches_import(node: ast.Try) -> bool:
-    for handler in node.handlers:
-        for kind in getattr(handler.type, "elts", [handler.type]):
-            name = ast.unparse(kind).rpartition(".")[2] if kind else ""
-            if name in _CATCHING:
-                return True
-
-    return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -84,15 +84,13 @@ def repack_wheel(
     report: Report,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
     assembler: Assembler | None = None,
-    keep_libraries: bool = False,
     say: Say = lambda _line: None,
 ) -> Repacked:
     """Patch and prove the wheel ``origin``, and put the new wheel into the wheelhouse ``house``.
 
     ``sandboxed`` says how proofs may run the wheel's own code. With an ``assembler``, PTX in the
-    libraries becomes machine code, and libraries for other devices are left out unless
-    ``keep_libraries``. Raises ProofError if the kernels do not serve the device, UsageError if
-    there is nothing to change, and the errors of ``apply`` and ``add_wheel``.
+    libraries becomes machine code. Raises ProofError if the kernels do not serve the device,
+    UsageError if there is nothing to change, and the errors of ``apply`` and ``add_wheel``.
     """
     target = request.target
     # The torch that the wheel requires decides the CUDA of the target.
@@ -123,7 +121,6 @@ def repack_wheel(
                 folder / "native",
                 assembler,
                 report("Assembling PTX"),
-                keep=keep_libraries,
             )
         if not (patched.outcome.written or native.changes):
             raise _unchanged_error(origin, target, native=assembler is not None)
@@ -131,13 +128,7 @@ def repack_wheel(
         new = _make_additions(patched, kernels, native)
         wheel = folder / new.filename
         bar = report("Writing")
-        rewrite_wheel(
-            origin.wheel,
-            wheel,
-            new.members,
-            bar,
-            native.dropped,
-        )
+        rewrite_wheel(origin.wheel, wheel, new.members, bar)
 
         sha256 = sha256_of(wheel)
         size = wheel.stat().st_size
@@ -422,14 +413,8 @@ def _first_use_notes(kernels: Kernels, target: Target) -> Iterator[str]:
 
 
 def _native_notes(native: NativeParts) -> Iterator[str]:
-    """Yield notes on PTX that was assembled, PTX that could not be, and libraries left out."""
+    """Yield notes on PTX that was assembled, and on PTX that could not be."""
     if native.count:
         end = "" if any(native.refused_notes) else ": none is compiled at first use"
         yield f"{native.count} fat binaries assembled from upstream's PTX{end}"
-    if native.dropped:
-        names = [PurePosixPath(path).name for path in native.dropped]
-        stems = [name.partition(".")[0] for name in names]
-        yield f"left out, as they are for other devices: {', '.join(stems)}"
-
-    for library in native.libraries:
-        yield from library.refused_notes
+    yield from native.refused_notes

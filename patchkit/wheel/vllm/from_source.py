@@ -135,7 +135,7 @@ def _make_vllm_wheel(
         # Libraries that were compiled here, too: upstream's CMake asks for only PTX in some places.
         folder = emptied(root / "native")
         bar = in_mb(report("assembling PTX, in MB"))
-        native = native_parts(wheel, kernels, target, folder, assembler, bar, keep=True)
+        native = native_parts(wheel, kernels, target, folder, assembler, bar)
 
     if native.count:
         ptxas = f"ptxas {assembler.version}"

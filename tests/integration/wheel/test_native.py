@@ -5,9 +5,6 @@ import shutil
 
 import pytest
 
-from patchkit.errors import ProofError
-from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.native.parts import prove_unneeded
 from support import write_files
 from support.needed import need_ptxas
 from support.vllm_wheels import LIBRARIES
@@ -124,28 +121,3 @@ def test_a_damaged_package_leaves_the_others_of_an_environment(
     cli("native", site, "--revert")
     for name in (DAMAGED, "kernels/ptx.so"):
         assert (site / name).read_bytes() == PTX
-
-
-@pytest.mark.parametrize(
-    ("text", "needed"),
-    [
-        ("import vllm._flashmla_C", True),
-        ("from vllm import _flashmla_C", True),
-        ("try:\n    from . import _flashmla_C\nexcept ImportError:\n    pass", False),
-        ("try:\n    import vllm._flashmla_C\nexcept ValueError:\n    pass", True),
-        ("def use():\n    import vllm._flashmla_C", False),
-        (
-            "if True:\n    try:\n        pass\n    finally:\n        import vllm._flashmla_C",
-            True,
-        ),
-    ],
-)
-def test_what_leaves_is_not_needed(tmp_path, text, needed):
-    files = {"vllm/_flashmla_C.abi3.so": PTX, "vllm/user.py": text.encode()}
-    made = write_wheel(tmp_path, "0.25.1", project="vllm", tag=TAG, files=files)
-    with WheelFile(made) as opened:
-        if needed:
-            with pytest.raises(ProofError, match=r"user\.py:\d+: imports _flashmla_C"):
-                prove_unneeded(opened, ["vllm/_flashmla_C.abi3.so"])
-        else:
-            prove_unneeded(opened, ["vllm/_flashmla_C.abi3.so"])

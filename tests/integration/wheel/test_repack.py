@@ -56,7 +56,7 @@ def found(spec, *, cpu="aarch64", digest=None):
     return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet)
 
 
-def repacked(spec, request, house, assembler=None, *, keep=False, **which):
+def repacked(spec, request, house, assembler=None, **which):
     with found(spec, **which) as origin:
         return repack_wheel(
             origin,
@@ -64,7 +64,6 @@ def repacked(spec, request, house, assembler=None, *, keep=False, **which):
             house,
             report=quiet,
             assembler=assembler,
-            keep_libraries=keep,
         )
 
 
@@ -174,7 +173,7 @@ def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
 
 
 def test_native(house, tmp_path):
-    """PTX becomes machine code, what is for other devices leaves, and `verify` looks again."""
+    """PTX becomes machine code, libraries for other devices stay, and `verify` looks again."""
     assembler = need_ptxas()
     flash, ptx = (
         "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
@@ -184,14 +183,14 @@ def test_native(house, tmp_path):
     done = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
     hopper = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
     native = done.facts["native"]
-    assert (native["left_out"], native["compiled_at_first_use"]) == ([hopper], {})
+    assert native["compiled_at_first_use"] == {}
     assert {name: len(digests) for name, digests in native["assembled"].items()} == {
         flash: 3
     }
     assert "3 fat binaries assembled" in "\n".join(done.notes)
     assert list(find_faults(done.wheel)) == []
     with zipfile.ZipFile(done.wheel) as bundle:
-        assert hopper not in bundle.namelist()
+        assert bundle.read(hopper) == KERNELS[hopper]
         assert bundle.read(flash) != ptx.read_bytes()
     (listed,), _ = read_listed_wheels(house, load_manifest(house).wheels)
     assert list(find_unfit(listed)) == []
@@ -256,7 +255,7 @@ def test_native_where_there_is_nothing_to_assemble_either(house, tmp_path):
     )
     none = Request(target=targets()["gb10"], only=frozenset({UNCHANGING}))
     with pytest.raises(UsageError, match="no fix changes anything") as refused:
-        repacked(wheel, none, house, assembler, digest=sha256(wheel), keep=True)
+        repacked(wheel, none, house, assembler, digest=sha256(wheel))
     assert "--native" not in refused.value.hint
     assert not house.exists()
 
@@ -272,8 +271,11 @@ def test_a_wheel_s_own_ledger_proves_nothing(run, house, tmp_path):
     claims = {
         name: data.replace(version, VERSION.encode()) for name, data in claims.items()
     }
+    flash = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
     wheel = vllm_wheel(
-        tmp_path / "again", change=lambda members: members.update(claims)
+        tmp_path / "again",
+        libraries={**KERNELS, flash: (LIBRARIES / "ptx-aarch64.so").read_bytes()},
+        change=lambda members: members.update(claims),
     )
     again = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
     assert again.outcome.recorded_by == ""
