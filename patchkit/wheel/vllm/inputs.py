@@ -15,10 +15,10 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -58,8 +58,6 @@ _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
 _SPDX = re.compile(
     r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)"
 )
-_COMMENT = re.compile(r"/\*(?P<text>.*?)\*/", re.DOTALL)
-_EDGE = re.compile(r"^[ \t]*\*+[ \t]?|\*+[ \t]*$", re.MULTILINE)
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
@@ -242,7 +240,7 @@ def gather_sources(
         source.fill(folder)
         doubt = "" if source.verified else " (not compared with the pin)"
         identities[option] = f"{source.identity}{doubt}"
-        texts[option] = notices(folder, known.files)
+        texts[option] = notices(folder)
 
         if is_upstream(spec):
             installed.append(external)
@@ -319,32 +317,13 @@ def _copy_folder(source: Path, inner: str, dest: Path) -> None:
     shutil.copytree(source, dest, symlinks=True, ignore=_ASIDE)
 
 
-def notices(source: Path, files: Iterable[str]) -> Values:
-    """Return file name → text of the licence files of a source, sorted by name.
-
-    A source that comes from a wheel may have none: then the comment with a copyright at the top of
-    one of its ``files`` is returned as ``LICENSE``.
-    """
-    licenses = {
-        path.name: _license_text(path)
+def notices(source: Path) -> Values:
+    """Return file name → text of the licence files of a source, sorted by name."""
+    return {
+        path.name: read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
         for path in sorted(source.iterdir())
         if _NAMES.fullmatch(path.name) and path.is_file()
     }
-    if licenses:
-        return licenses
-
-    for path in (source / name for name in files):
-        text = _license_text(path).lstrip() if path.is_file() else ""
-        match = _COMMENT.match(text)
-        if match and "Copyright" in match["text"]:
-            lines = _EDGE.sub("", match["text"]).strip().splitlines()
-            return {"LICENSE": "".join(f"{line.rstrip()}\n" for line in lines)}
-
-    return {}
-
-
-def _license_text(path: Path) -> str:
-    return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
 
 
 def _commit_input(
@@ -499,9 +478,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     _require_serving(option, served, used, target)
 
     # Upstream's release was built from the pin, and its wheel is locked.
-    origin = "as upstream's wheel has it installed"
-    if served:
-        origin = f"as upstream compiled it: {_list_codes(served)}"
+    origin = "as upstream compiled it" if served else "as upstream has it installed"
     identity = f"vllm=={version}, sha256:{wheel.sha256}; {origin}"
     chosen = [member for member in members if member not in idle]
 
@@ -514,18 +491,6 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
                 whole.copy_member(member, dest / member)
 
     return FoundSource(identity, True, fill)
-
-
-def _list_codes(binaries: Binaries) -> str:
-    """List libraries with their device code: ``_C (sm_90a, compute_120)``."""
-    words = []
-    for binary in binaries:
-        codes = ", ".join(dict.fromkeys(code.name for code in binary.codes))
-        # One of a name for each Python: _C.cpython-312-aarch64-linux-gnu.so.
-        stem = PurePosixPath(binary.name).name.partition(".")[0]
-        words.append(f"{stem} ({codes})" if codes else stem)
-
-    return ", ".join(dict.fromkeys(words))
 
 
 def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
