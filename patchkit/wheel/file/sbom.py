@@ -140,7 +140,7 @@ def wheel_sbom(facts: Facts, steps: Iterable[Step]) -> JsonObject:
     if facts["made"] == "build":
         tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
         sources = [
-            _describe_source(option, identity, facts["license"].get(option, ""))
+            _describe_source(option, identity)
             for option, identity in facts["externals"].items()
         ]
         components = [*sources, *components, *_linked_components(facts)]
@@ -189,7 +189,7 @@ def _describe_native(name: str, digests: Iterable[str]) -> JsonObject:
     return library | {"type": "file"}
 
 
-def _describe_source(option: str, identity: str, terms: str) -> JsonObject:
+def _describe_source(option: str, identity: str) -> JsonObject:
     """Describe code of another project that is in the wheel.
 
     ``option`` is the project's name in options of ``patchkit build``: ``flash-attn``. ``identity``
@@ -206,7 +206,7 @@ def _describe_source(option: str, identity: str, terms: str) -> JsonObject:
     if identity.startswith("vllm=="):
         role = "taken from upstream's wheel"
     properties = [("role", role), ("source", identity)]
-    return _make_component(ref, option, version, terms, properties)
+    return _make_component(ref, option, version, properties=properties)
 
 
 def _linked_components(facts: Facts) -> Iterator[JsonObject]:

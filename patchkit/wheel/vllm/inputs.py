@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -55,9 +55,6 @@ from patchkit.wheel.native.parts import members_of
 from patchkit.wheel.repack.origin import upstream_wheels
 
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
-_SPDX = re.compile(
-    r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)"
-)
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
@@ -139,27 +136,15 @@ class Gathered:
     """The sources that were fetched for a build.
 
     ``environment`` and ``defines`` (CMake's ``-D``) are the variables that name their folders.
-    ``identities`` (option → commit or digest) and ``notices`` (option → licences by file name)
-    describe them. ``installed`` sources are not compiled: their folders hold the files to install.
+    ``identities`` (option → commit or digest) describe them, ``notices`` (path → text) are their
+    licence files. ``installed`` sources are not compiled: their folders hold the files to install.
     """
 
     environment: Values
     defines: Values
     identities: Values
-    notices: Mapping[str, Values]
+    notices: Values
     installed: tuple[Wanted, ...] = ()
-
-    @property
-    def licenses(self) -> Values:
-        """Return option → SPDX expression for each source whose licence files name exactly one."""
-        licenses = {}
-        for option, texts in self.notices.items():
-            names = set(_SPDX.findall("\n".join(texts.values())))
-            # If the files name several, they do not say how to combine them (AND, OR).
-            if len(names) == 1:
-                licenses[option] = names.pop()
-
-        return licenses
 
 
 def parse_given(texts: Sequence[str]) -> Values:
@@ -224,7 +209,7 @@ def gather_sources(
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     identities: dict[str, str] = {}
-    texts: dict[str, Values] = {}
+    texts: dict[str, str] = {}
     installed: list[Wanted] = []
     for external in wanted:
         known = external.known
@@ -240,7 +225,9 @@ def gather_sources(
         source.fill(folder)
         doubt = "" if source.verified else " (not compared with the pin)"
         identities[option] = f"{source.identity}{doubt}"
-        texts[option] = notices(folder)
+        for path in _license_files(folder):
+            text = read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
+            texts[f"licenses/{option}/{path.name}"] = text
 
         if is_upstream(spec):
             installed.append(external)
@@ -317,13 +304,12 @@ def _copy_folder(source: Path, inner: str, dest: Path) -> None:
     shutil.copytree(source, dest, symlinks=True, ignore=_ASIDE)
 
 
-def notices(source: Path) -> Values:
-    """Return file name → text of the licence files of a source, sorted by name."""
-    return {
-        path.name: read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
+def _license_files(source: Path) -> list[Path]:
+    return [
+        path
         for path in sorted(source.iterdir())
         if _NAMES.fullmatch(path.name) and path.is_file()
-    }
+    ]
 
 
 def _commit_input(

@@ -166,14 +166,10 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
 
-    # The licences of what is compiled in (PEP 639).
-    for option, notices in gathered.notices.items():
-        for name, text in notices.items():
-            texts[f"licenses/{option}/{name}"] = text
-
     return Prepared(
         facts=_vllm_facts(order, source, outcome, gathered, environment),
-        texts=texts,
+        # With the licences of what is compiled in (PEP 639).
+        texts={**texts, **gathered.notices},
         steps=steps,
         gathered=gathered,
         python=environment.python,
@@ -326,7 +322,7 @@ def _vllm_facts(
         "externals": gathered.identities,
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
-        "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},
+        "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE},
     }
     label = f"{order.label}.{digest_label(as_text(facts))}"
     # Neither name nor digest depends on where it was built: the bytes of the code do not.

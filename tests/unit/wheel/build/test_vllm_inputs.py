@@ -20,7 +20,6 @@ from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.inputs import (
-    Gathered,
     VllmOrder,
     gather_sources,
     parse_given,
@@ -179,25 +178,6 @@ def test_what_cannot_be_used_is_refused(take, tmp_path, given, error, says):
         take(QUTLASS, given=[given.format(empty=tmp_path / "empty")])
     if error is UsageError:
         assert not (tmp_path / "sources").exists()
-
-
-@pytest.mark.parametrize(
-    ("texts", "name"),
-    [
-        (["Apache-2.0 WITH LLVM-exception\n"], "Apache-2.0 WITH LLVM-exception"),
-        (["MIT\nAND so on"], "MIT"),
-        (["MIT", "BSD-3-Clause"], None),
-    ],
-)
-def test_the_name_of_a_licence_is_what_the_texts_say(texts, name):
-    said = {
-        str(number): f"SPDX-License-Identifier: {text}"
-        for number, text in enumerate(texts)
-    }
-    found = Gathered(
-        environment={}, defines={}, identities={}, notices={"x": said}
-    ).licenses
-    assert found.get("x") == name
 
 
 GB10 = targets()["gb10"]

@@ -58,7 +58,6 @@ BUILT_FACTS = {
     "license": {
         "vllm": "Apache-2.0",
         "cuda": "NVIDIA CUDA Toolkit EULA",
-        "cutlass": "BSD-3-Clause",
     },
 }
 
