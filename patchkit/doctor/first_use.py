@@ -1,19 +1,17 @@
-"""Say which code of vLLM a device compiles at its first use, on each node that doctor asked.
-
-The caller passes the function that reads fat binaries: doctor itself cannot read them.
-"""
+"""Say which code of vLLM a device compiles at its first use, on each node that doctor asked."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.cluster_checks import NOT_WRONG
 from patchkit.doctor.examination import Examination
+from patchkit.doctor.installed_code import look_at_device_code
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -22,7 +20,7 @@ from patchkit.doctor.peers.node_report import (
     require,
 )
 from patchkit.errors import PatchkitError, reason
-from patchkit.frozen import Fields, frozen
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
@@ -53,15 +51,10 @@ class DeviceCodeFound:
     forced: str
 
 
-def add_first_use(
-    examination: Examination,
-    look: Callable[..., Fields],
-) -> Examination:
+def add_first_use(examination: Examination) -> Examination:
     """Return an examination with what each node compiles at a first use.
 
-    ``look`` runs on all nodes at the same time. It gets the folder of vLLM as ``home``, the PID of
-    one of vLLM's processes or 0 as ``process``, and the folder of the driver's ``cache``; it
-    returns the fields of a ``DeviceCodeFound``.
+    All nodes are asked at the same time.
     """
 
     def look_on(report: NodeReport) -> DeviceCodeFound:
@@ -76,7 +69,7 @@ def add_first_use(
         try:
             return Remote(report.node).call(
                 DeviceCodeFound,
-                look,
+                look_at_device_code,
                 home=software.vllm_home,
                 process=processes[0].pid if processes else 0,
                 cache=cache,

@@ -25,7 +25,6 @@ from dataclasses import replace
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
@@ -47,6 +46,7 @@ from patchkit.doctor.gpu_steps import (
     gpu_steps,
     run_step,
 )
+from patchkit.doctor.installed_code import look_at_device_code
 from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.private_names import private_names
@@ -72,11 +72,6 @@ PROOF_SETTINGS = read_toml(
     key="proof",
 )
 Tell = Callable[[str], None]
-ReadCode = Callable[[str, int, str], Mapping[str, Any]]
-"""A function that reads the device code of an installed vLLM.
-
-It is a parameter, since the room that can do that is above this one.
-"""
 
 
 @frozen
@@ -102,7 +97,6 @@ def collect_proof(
     model: str,
     args: Sequence[str],
     tell: Tell,
-    read_code: ReadCode,
 ) -> tuple[Proof, bytes, Interrupted | None]:
     """Run all parts; return the proof, its archive, and an interrupt that stopped it, or None.
 
@@ -128,7 +122,7 @@ def collect_proof(
     tell("libraries: their device code")
     code: Mapping[str, Mapping[str, int]] = {}
     with contextlib.suppress(PatchkitError, OSError):
-        code = read_code(software.vllm_home, 0, "")["codes"]
+        code = look_at_device_code(software.vllm_home, 0, "")["codes"]
 
     quiet = {**PROOF_SETTINGS["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
     with ScratchFolder() as place:

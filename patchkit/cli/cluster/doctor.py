@@ -45,7 +45,6 @@ from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
-from patchkit.wheel.device.installed_code import look_at_device_code
 
 _QUOTING = ("what", "why", "hint")  # the fields of a finding that may hold secrets
 _READER = "patchkit doctor --log -"
@@ -87,7 +86,7 @@ def doctor_command(
     if save is not None:
         require_new(save)
 
-    examination = add_first_use(_examine(log=log, **options), look_at_device_code)
+    examination = add_first_use(_examine(log=log, **options))
     findings = []
     for finding in examination.findings:  # which quote logs and errors
         masked: dict[str, Any] = {}
@@ -195,9 +194,7 @@ def proof_command(
 
     random = "random weights, 4.6 GiB of memory; nothing is downloaded"
     tell(f"serves {model or random}")
-    proof, archive, interrupt = collect_proof(
-        cluster, model, args, tell, look_at_device_code
-    )
+    proof, archive, interrupt = collect_proof(cluster, model, args, tell)
     save_archive(archive, place)
 
     summary = summary_lines(proof)

@@ -185,10 +185,7 @@ _PARTS = (
     "doctor/__init__.py",
     "doctor/gpu_steps.py",
     "doctor/gpu_script.py",
-    "wheel/__init__.py",
-    "wheel/device/__init__.py",
-    "wheel/device/fatbin.py",
-    "wheel/device/installed_code.py",
+    "doctor/installed_code.py",
 )
 # Files of recipes.
 _DATA = (

@@ -23,11 +23,11 @@ from typing import Any
 
 from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
+from patchkit.fatbin import CodeEntry, DeviceCode, Entries, read_entries
 from patchkit.frozen import frozen
 from patchkit.reading import require_file
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load, Target, parse_arch, targets
-from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, Entries, read_entries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 

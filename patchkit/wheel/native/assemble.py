@@ -24,6 +24,7 @@ import zstandard
 from patchkit.digests import digest
 from patchkit.elf import Section, damaged, parse_library
 from patchkit.errors import BuildError, HostError, SourceError, StorageError, translated
+from patchkit.fatbin import ENTRY, CodeEntry, read_entries
 from patchkit.follow import Follow, Resources
 from patchkit.frozen import Texts, frozen
 from patchkit.source.fetch import Progress, cache_dir
@@ -31,7 +32,6 @@ from patchkit.target import Toolkit, ptxas_figures, toolkits
 from patchkit.units import BYTES_PER_MIB
 from patchkit.wheel.build.machine import remove_stale
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
-from patchkit.wheel.device.fatbin import ENTRY, CodeEntry, read_entries
 
 _MAKING = ".making-"
 _STALE = 86400  # seconds; no PTX takes that long

@@ -12,10 +12,10 @@ from packaging.utils import canonicalize_name
 
 from patchkit.durable.paths import is_plain
 from patchkit.errors import SourceError, UsageError
+from patchkit.fatbin import Entries
 from patchkit.frozen import frozen
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
-from patchkit.wheel.device.fatbin import Entries
 from patchkit.wheel.device.inspect import (
     Binaries,
     inspect_file,

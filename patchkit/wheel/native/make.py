@@ -13,10 +13,10 @@ from itertools import chain
 from pathlib import Path
 
 from patchkit.errors import BuildError, PatchkitError, ProofError
+from patchkit.fatbin import CONTAINER, CodeEntry
 from patchkit.frozen import Texts, frozen
 from patchkit.source.fetch import Progress
 from patchkit.target import Load, Target
-from patchkit.wheel.device.fatbin import CONTAINER, CodeEntry
 from patchkit.wheel.device.inspect import Binary, best_reach, inspect_file, jit_entries
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.native.assemble import Assembler, Job, Task

@@ -28,8 +28,8 @@ from patchkit.elf import (
     ProgramHeader,
 )
 from patchkit.errors import BuildError
+from patchkit.fatbin import CONTAINER, MAGIC
 from patchkit.frozen import frozen
-from patchkit.wheel.device.fatbin import CONTAINER, MAGIC
 from patchkit.wheel.device.inspect import LIVE
 
 _RECORD = struct.Struct("<IIQQ")

@@ -16,6 +16,7 @@ from patchkit.cluster.agent.health import (
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
+from patchkit.doctor.installed_code import look_at_device_code
 from patchkit.doctor.machine import check_flashinfer, machine_findings
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -26,7 +27,6 @@ from patchkit.finding import Level
 from patchkit.runtime.host.host import FlashInfer, Gpu, Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.distributions import Owner
-from patchkit.wheel.device.installed_code import look_at_device_code
 from support import clusters, hosts
 from support.clusters import image_facts
 from support.vllm_wheels import LIBRARIES
@@ -304,7 +304,7 @@ def test_libraries_of_ptx_alone_are_compiled_unless_the_cache_is_filled(tmp_path
     examination = Examination(
         findings=(), reports=(head,), lines=()
     )  # its Python is none of this machine's
-    (found,) = add_first_use(examination, look_at_device_code).findings
+    (found,) = add_first_use(examination).findings
     assert (found.level, found.what) == (
         Level.UNKNOWN,
         "not checked: no Python with vLLM is known",

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from patchkit.elf import Section, parse_library
 from patchkit.errors import PatchkitError, ProofError, SourceError
+from patchkit.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.target import Arch, Load, parse_arch, targets
-from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.wheel.device.inspect import LIVE, inspect_file, prove_exact
 from support.wheels import write_zip
 

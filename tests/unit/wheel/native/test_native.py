@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from patchkit.elf import Section
 from patchkit.errors import BuildError, HostError, SourceError
+from patchkit.fatbin import read_entries
 from patchkit.target import targets
-from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.inspect import inspect_file, jit_entries
 from patchkit.wheel.native import schedule
 from patchkit.wheel.native.assemble import Job, Task

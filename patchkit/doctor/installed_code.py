@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.elf import parse_library
+from patchkit.fatbin import read_entries
 from patchkit.frozen import Values
-from patchkit.wheel.device.fatbin import read_entries
 
 _FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # of both, the first one decides
 
