@@ -175,6 +175,7 @@ class Target:
     unified: bool = False
     bandwidth: int = 0
     hung_watts: int = 0
+    memory_floor: float = 0.0
     untried: str = ""
 
     @property

@@ -131,6 +131,8 @@ def state(found=None, **changes):
         successor="",
         image=None,
         frozen="",
+        memory_stop=None,
+        memory_floor=0.0,
         troubles=NodeTroubles(disks=(), killed=(), addresses=(), lost=""),
         celsius=None,
         watts=None,

@@ -39,7 +39,7 @@ from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.condition import ServerCondition, server_condition
@@ -51,6 +51,7 @@ from patchkit.cluster.launch.stop import (
 )
 from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.ssh.node import Remote, require_all
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.machine import disk_trouble
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
@@ -355,7 +356,7 @@ def _head_troubles(cluster: Cluster, head: NodeState | None) -> Iterator[_Troubl
         return
 
     for unit in head.units:
-        if unit.text and unit.unit != cluster.guard_unit:
+        if unit.text and unit.unit not in (cluster.guard_unit, cluster.memory_unit):
             yield unit.text, ""
 
     for stranger in head.strangers:
@@ -387,7 +388,16 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
     for member, (node, state) in zip(cluster.members, rows, strict=True):
         if isinstance(state, PatchkitError):
             yield _trouble("silent", state.what, state.hint)
-        elif lost := state.troubles.lost:
+            continue
+
+        guard = state.unit(cluster.memory_unit)
+        if guard and guard.active in OFF and state.serves and state.memory_floor:
+            text = f"{node.destination}: {guard.unit} is {guard.active}"
+            text += ": nothing ends the rank before memory is used up"
+            words = ("systemctl", "--user", "restart", guard.unit)
+            yield _trouble("not watched", text, ssh_command(node.destination, *words))
+
+        if lost := state.troubles.lost:
             name = node.destination
             line = f"{name} no longer has {lost}, the address it was started with"
             line += f"; it has {' and '.join(state.troubles.addresses)}"
@@ -441,6 +451,7 @@ def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lin
 
     for node, state in states:
         yield from _node_notes(node, state)
+        yield from _memory_notes(node, state, cluster.memory_unit)
 
     for node, state in states:
         if state.successor and state.serves:
@@ -463,6 +474,19 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
 
     for kill in state.troubles.killed:
         yield lead_word("killed") + f"{name}: {kill}, for memory"
+
+
+def _memory_notes(node: Remote, state: NodeState, guard: str) -> Lines:
+    """Yield what the memory guard of a node says: now, and when it last ended the rank."""
+    name = node.destination
+    unit = state.unit(guard)
+    if unit and unit.text:
+        yield lead_word("memory") + f"{name}: {unit.text}"
+
+    if stop := state.memory_stop:
+        clock = time.strftime("%F %T", time.localtime(stop.time))
+        text = "; ".join(filter(None, (stop.text, stop.after)))
+        yield lead_word("memory") + f"{clock} {name}: {text}"
 
 
 # The table of nodes

@@ -547,6 +547,7 @@ def hold(settings: Settings, group: str) -> NoReturn:
 
     words = ["systemd-run", "--user", "--quiet", "--pipe", "--collect"]
     words += [f"--unit={unit}", f"--property=Wants={rank}"]
+    words.append("--property=OOMScoreAdjust=-900")  # as of the units beside the head's
     words += [sys.executable, ALONE, __file__, "held"]
     os.execvp(words[0], words)  # noqa: S606
 

@@ -41,7 +41,7 @@ RUN_WORDS = {
         "--ulimit=memlock=-1",
         "--ulimit=nofile=65535:524288",
         "--ulimit=core=0",
-        "--oom-score-adj=100",
+        "--oom-score-adj=1000",
     ),
     # Root in podman's container is the user outside, with the unit's limits and control group.
     # With systemd as the manager of groups the container would leave the unit's group and journal.

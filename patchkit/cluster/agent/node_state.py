@@ -15,6 +15,7 @@ from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.health import GpuState, gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
+from patchkit.cluster.agent.memory_record import MemoryStop, read_stop
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
 from patchkit.cluster.agent.processes import (
@@ -27,7 +28,7 @@ from patchkit.cluster.agent.unit_journal import read_journal
 from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_states
 from patchkit.errors import HostError
 from patchkit.follow import Follow
-from patchkit.foreign import read_json
+from patchkit.foreign import positive_number, read_json
 from patchkit.frozen import Fields, Values, frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
@@ -63,7 +64,8 @@ class NodeState:
     ``members`` are the SSH destinations of its nodes at the time of that start. ``successor``
     describes the installation that the next `up` serves from, "" if it is the same. ``image`` has
     the problem of the engine or of the image that the start uses, None for no problem. ``frozen``
-    is when and why the watch last killed the server, within a day.
+    is when and why the watch last killed the server, within a day, ``memory_stop`` the last kill of
+    this start for memory, and ``memory_floor`` the GiB below which it happens, 0 for never.
     """
 
     units: tuple[UnitState, ...]
@@ -79,6 +81,8 @@ class NodeState:
     successor: str
     image: ImageFacts | None
     frozen: str
+    memory_stop: MemoryStop | None
+    memory_floor: float
     troubles: NodeTroubles
     celsius: int | None
     watts: float | None
@@ -121,6 +125,8 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     url = settings.get("url")
     listeners = strangers(url, units[0], name) if isinstance(url, str) else []
     states = tuple(unit_states(units))
+    stop = read_stop(name)
+    start = str(settings.get("id", ""))
 
     # The starts within an hour, by systemd or by a person.
     words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
@@ -133,13 +139,15 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         starts=min(starts, states[0].restarts + 1),
         strangers=tuple(listeners),
         others=other_clusters(name),
-        start=str(settings.get("id", "")),
+        start=start,
         model=str(settings.get("model", "")),
         members=tuple(map(str, settings.get("nodes", ()))),
         containers=tuple(find_containers(name)),
         successor=successor,
         image=image,
-        frozen=_last_kill_of_watch(units[-1]) if len(units) > 1 else "",
+        frozen=_last_kill_of_watch(units[-1]),
+        memory_stop=stop if stop and stop.start == start else None,
+        memory_floor=positive_number(settings.get("floor")),
         memory=read_memory(Reader(LIVE)),
         troubles=look_for_troubles(settings),
         celsius=gpu.celsius,
@@ -345,7 +353,7 @@ def end_group(
     does not come back at a boot. Returns the state after it. Raises HostError if systemd fails.
     """
     hold = f"patchkit-{name}-hold.service"
-    parts = ("worker@*", "ray", "alive")
+    parts = ("worker@*", "ray", "memory", "alive")
     helpers = [f"patchkit-{name}-{part}.service" for part in parts]
     running = [unit.unit for unit in unit_states(units) if unit.active != "inactive"]
 

@@ -43,11 +43,12 @@ class Cluster(ClusterFile):
 
     @property
     def units(self) -> list[str]:
-        """Return the names of the units that the head may have; a worker has only the first."""
+        """Return the names of the units that the head may have."""
         return [
             self.unit,
             *self.watch_units,
             self.unit_name("-ray"),
+            self.memory_unit,
             self.guard_unit,
         ]
 
@@ -55,7 +56,7 @@ class Cluster(ClusterFile):
         """Return the names of the units that a node may have."""
         if node == self.head:
             return self.units
-        return [self.unit]
+        return [self.unit, self.memory_unit]
 
     def with_image(self, image: str) -> Cluster:
         """Return the same cluster with another image in its file."""

@@ -33,6 +33,7 @@ _IMAGE = (
 )
 _SOONEST = 30  # seconds of `frozen`: a quarter of them passes between two questions for a token
 _DAY = 86_400
+_MOST_FLOOR = 64  # GiB: half of a Spark's memory
 _PORT = 8000
 _UNPRIVILEGED = 1024  # the first port that a user may take
 _PORTS = 1 << 16
@@ -76,12 +77,14 @@ class ServeChoices:
     ``args`` are added to the words of `vllm serve`; ``set`` are variables of every node. ``image``
     is the container image that has vLLM; if it is "", vLLM is in the environment ``venv``.
     ``frozen`` is the number of seconds without a sign of life after which a server is restarted,
-    0 for never.
+    0 for never. ``memory_floor`` is in GiB: if less memory is left on a node, its rank is ended; 0
+    is never, None the device's own floor.
     """
 
     image: Annotated[str, matching(_IMAGE, "an image: NAME[:TAG][@sha256:HEX]")] = ""
     engine: Literal["docker", "podman"] = "docker"
     frozen: int = 120
+    memory_floor: float | None = None
     executor: Literal["auto", "mp", "ray"] = "auto"
     topology: Annotated[str, one_of("auto", "roce", "socket", "ring", "hetero")] = (
         "auto"
@@ -102,6 +105,9 @@ class ServeChoices:
         if self.frozen != 0 and not _SOONEST <= self.frozen <= _DAY:
             what = f"is {self.frozen}: 0, or {_SOONEST} seconds to a day"
             raise RecordError(what, "frozen")
+        if self.memory_floor and not 0 < self.memory_floor <= _MOST_FLOOR:
+            what = f"is {self.memory_floor}: 0, or up to {_MOST_FLOOR} GiB"
+            raise RecordError(what, "memory_floor")
 
         for word in self.args:
             if flag := secret_flag(word):
@@ -203,6 +209,11 @@ class ClusterFile:
     def guard_unit(self) -> str:
         """Return the name of the unit that watches whether the server lives, on the head."""
         return self.unit_name("-alive")
+
+    @property
+    def memory_unit(self) -> str:
+        """Return the name of the unit that ends a rank before memory is used up, on all nodes."""
+        return self.unit_name("-memory")
 
     def unit_name(self, part: str) -> str:
         """Return the name of the cluster's unit that ``part`` marks, such as "-ray"."""

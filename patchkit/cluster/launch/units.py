@@ -12,7 +12,14 @@ from pathlib import Path
 from string import Template
 
 from patchkit import foreign, http_exchange
-from patchkit.cluster.agent import alive_script, group_script, judge, processes
+from patchkit.cluster.agent import (
+    alive_script,
+    group_script,
+    judge,
+    memory_record,
+    memory_script,
+    processes,
+)
 from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import PROGRAMS
@@ -35,6 +42,8 @@ from patchkit.target import targets
 SCRIPTS = {
     "group.py": group_script,
     "alive.py": alive_script,
+    "memory.py": memory_script,
+    "memory_record.py": memory_record,
     "judge.py": judge,
     "processes.py": processes,
     "http_exchange.py": http_exchange,
@@ -172,6 +181,7 @@ class GroupUnits:
         modules = rank.command.modules if rank.command else ()
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
+            "floor": self.memory_floor(rank),
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
@@ -189,6 +199,14 @@ class GroupUnits:
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
 
+    def memory_floor(self, rank: PlannedRank) -> float:
+        """Return the GiB below which a rank is ended, 0 for never."""
+        floor = self.cluster.serve.memory_floor
+        if floor is None:
+            device = targets().get(rank.env.node.target)
+            floor = device.memory_floor if device else 0.0
+        return floor
+
     def _rank_files(self, number: int) -> dict[str, str]:
         """Return the files of a node by name, without ``group.json``."""
         values = self._unit_values(number)
@@ -205,10 +223,12 @@ class GroupUnits:
     def _unit_templates(self, number: int) -> dict[str, str]:
         """Return the units of a node, each with the name of its template."""
         file = self.cluster
+        templates = {file.unit: "worker" if number else "head"}
+        if self.memory_floor(self.ranks[number]):
+            templates[file.memory_unit] = "memory"
         if number:
-            return {file.unit: "worker"}
+            return templates
 
-        templates = {file.unit: "head"}
         if len(self.ranks) > 1:
             templates[file.unit_name("-worker@")] = "watch"
         if file.serve.frozen:
@@ -243,6 +263,7 @@ class GroupUnits:
             "watched": start_guard if frozen else "",
             "frozen": frozen,
             "frozen_status": alive_script.FROZEN,
+            "memory": file.memory_unit if self.memory_floor(rank) else "",
             "before": " ".join([ray_unit, *file.watch_units]).strip(),
             "seconds": self.start_seconds(),
             "mark": f"{MARK}={file.name}",

@@ -85,15 +85,18 @@ VERBS = (
 )
 
 
+WORKER = ("-memory",)
+
+
 def state(
     active="active",
     sub="running",
-    others=("-worker@1", "-ray", "-alive"),
+    others=("-worker@1", "-ray", "-memory", "-alive"),
     guard="active",
     text="",
     name="vllm",
 ):
-    """Return what a head says of itself, of a worker without ``others``, as a node answers."""
+    """Return what a head says of itself, or a worker if ``others`` are WORKER."""
     units = [unit(active, sub, unit=f"patchkit-{name}.service")]
     units += [
         unit("inactive", "dead", unit=f"patchkit-{name}{each}.service")
@@ -208,7 +211,10 @@ def test_an_error_before_the_last_answer_is_not_the_present_one(nodes, capsys):
     for count, says in ((2, ""), (3, "spark-1: ValueError: bad word")):
         told = {**journal(), "read_units": (parts(*lines[:count]), "end")}
         head = {"read_node_state": state("failed", "failed"), **told}
-        worker = {"read_node_state": state("inactive", "dead", others=()), **journal()}
+        worker = {
+            "read_node_state": state("inactive", "dead", others=WORKER),
+            **journal(),
+        }
         worker["read_units"] = (parts(), "end")
         nodes.lie({"spark-1": head, "spark-2": worker})
         code, said = ask(capsys, "status")
@@ -221,7 +227,9 @@ def test_an_error_before_the_last_answer_is_not_the_present_one(nodes, capsys):
 def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
     """The file does not name it any more; one that is not a host is asked nothing."""
     answers = {}
-    for name, others in zip(NAMES, (("-worker@1", "-ray", "-alive"), ()), strict=True):
+    for name, others in zip(
+        NAMES, (("-worker@1", "-ray", "-memory", "-alive"), WORKER), strict=True
+    ):
         fields = json.loads(state("inactive", "dead", others)[0].removeprefix(MARK))[
             "value"
         ]
@@ -247,7 +255,7 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
 
 def test_down_writes_one_document_though_a_node_fails(nodes):
     """A script reads it whole: what was done on each node, and the error."""
-    stopped = state("inactive", "dead", ())[0]
+    stopped = state("inactive", "dead", WORKER)[0]
     nodes.lie(
         {"spark-1": {"end_group": (stopped, "end")}, "spark-2": {"*": ("", "end")}}
     )
@@ -275,7 +283,7 @@ def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(
     nodes, capsys
 ):
     head = members_of(state("inactive", "dead", guard="inactive"), *NAMES, "spark-3")
-    worker = members_of(state("inactive", "dead", ()), *NAMES, "spark-3")
+    worker = members_of(state("inactive", "dead", WORKER), *NAMES, "spark-3")
     nodes.lie(
         {
             "spark-1": {"hold_alone": HELD, "end_group": head},
@@ -296,7 +304,9 @@ STOP_3 = STOP.replace("spark-1", "spark-3")
 def test_down_names_another_cluster_that_runs_there(nodes, tmp_path, capsys):
     """`name` was changed in cluster.toml while it served: nothing of the new name is left."""
     (tmp_path / "cluster.toml").write_text('name = "new"\n[[node]]\nssh = "spark-1"\n')
-    idle = state("inactive", "dead", ("-ray", "-alive"), guard="inactive", name="new")
+    idle = state(
+        "inactive", "dead", ("-ray", "-memory", "-alive"), guard="inactive", name="new"
+    )
     head = members_of(idle, "spark-1", processes=[], others={"vllm": True})
     nodes.lie({"spark-1": {"hold_alone": HELD, "end_group": head}})
     code, said = ask(capsys, "down")
@@ -382,7 +392,7 @@ def test_switch_is_for_the_nodes_that_serve(nodes, tmp_path, capsys, members, fi
         "look_at_node": (value(facts), "end"),
         "strangers": (value([]), "end"),
         "read_node_state": members_of(
-            state(others=("-ray", "-alive")), *members, **fields
+            state(others=("-ray", "-memory", "-alive")), *members, **fields
         ),
     }
     nodes.lie({"spark-1": answers})
@@ -398,7 +408,7 @@ def test_switch_looks_at_all_before_it_knows_what_to_go_back_to(
 ):
     """A node that is silent once more would stop and start a model that serves."""
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
-    alone = ("-ray", "-alive")
+    alone = ("-ray", "-memory", "-alive")
     units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
     idle = state("inactive", "dead", alone, guard="inactive")
     answers = {
@@ -474,7 +484,8 @@ def test_up_of_the_same_files_starts_what_does_not_run(
         "look_at_node": (value(asdict(replace(facts, files=files))), "end"),
         "strangers": (value([]), "end"),
         "read_node_state": members_of(
-            state(active, sub, others=("-ray", "-alive"), guard=guard), "spark-1"
+            state(active, sub, others=("-ray", "-memory", "-alive"), guard=guard),
+            "spark-1",
         ),
         "end_group": idle,
         "put_files": (value(None), "end"),
@@ -498,7 +509,7 @@ KERNELS = FlashInfer(version="0.6.13", modules=("rope",), facts={"nvcc": "n"})
 STEPS = [
     f"{text} steps" for text in ("20 % of 4", "0 % of 40", "70 % of 40", "0 % of 0")
 ]
-PARTS = ("-worker@1", "-ray", "-alive")
+PARTS = ("-worker@1", "-ray", "-memory", "-alive")
 UNKNOWN = "it broke; the start compiles it beside the weights; next: patchkit logs"
 FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build failed."]
 
@@ -538,7 +549,9 @@ def test_up_compiles_before_the_server_starts(
         "hold_alone": HELD,
         "look_at_node": (value(asdict(facts)), "end"),
         "strangers": (value([]), "end"),
-        "read_node_state": state("inactive", "dead", others=("-ray", "-alive")),
+        "read_node_state": state(
+            "inactive", "dead", others=("-ray", "-memory", "-alive")
+        ),
         "put_files": (value(None), "end"),
         "compile_modules": (steps + (answer or ""), "end"),
         "begin_group": (value("@1.0"), "end"),
@@ -588,7 +601,7 @@ def test_a_worker_gets_what_the_head_alone_has(nodes, tmp_path):
             "look_at_node": (value(asdict(facts)), "end"),
             "strangers": (value([]), "end"),
             "try_links": (value([{"words": ["ssh"], "error": {}}]), "end"),
-            "read_node_state": state("inactive", "dead", () if number else PARTS),
+            "read_node_state": state("inactive", "dead", WORKER if number else PARTS),
             "put_files": (value(None), "end"),
             "compile_modules": (value([True, ["spark-2: 9 files"]]), "end"),
             "begin_group": (value("@1.0"), "end"),
@@ -634,7 +647,7 @@ def test_up_ends_the_former_start_on_a_node_that_left_the_file(
     nodes, tmp_path, capsys, answer, says
 ):
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
-    alone = ("-ray", "-alive")
+    alone = ("-ray", "-memory", "-alive")
     units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
     idle = state("inactive", "dead", alone, guard="inactive")
     head = {
@@ -668,7 +681,9 @@ def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
         "hold_alone": HELD,
         "look_at_node": (value(facts), "end"),
         "strangers": (value([]), "end"),
-        "read_node_state": state("inactive", "dead", others=("-ray", "-alive")),
+        "read_node_state": state(
+            "inactive", "dead", others=("-ray", "-memory", "-alive")
+        ),
         "put_files": (value(None), "end"),
         "begin_group": (value("@1.0"), "end"),
         "follow_units": (parts(ends), "end"),
@@ -679,6 +694,11 @@ def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
     assert "stop-sigterm" not in said
 
 
+STOP = {"start": "a", "time": 1.0, "text": "1.9 GiB left", "missing": 2.0}
+GUARDLESS = [
+    asdict(unit()),
+    asdict(unit("failed", "failed", unit="patchkit-vllm-memory.service")),
+]
 GONE = asdict(image_facts(problem="image-missing"))
 
 
@@ -710,6 +730,16 @@ GONE = asdict(image_facts(problem="image-missing"))
             "next: patchkit cluster install",
         ),
         (
+            {"memory_stop": {**STOP, "after": "the next start"}},
+            "memory 1970-01-01 00:00:01 spark-2: 1.9 GiB left; the next start",
+            "",
+        ),
+        (
+            {"memory_floor": 2.0, "units": GUARDLESS},
+            "not watched spark-2: patchkit-vllm-memory.service is failed: nothing ends",
+            "next: ssh -t spark-2 'systemctl --user restart patchkit-vllm-memory.service'",
+        ),
+        (
             {"successor": "vLLM 0.33.0 (b) is installed, and a serves until"},
             "installed spark-2: vLLM 0.33.0 (b) is installed, and a serves",
             "",
@@ -726,7 +756,8 @@ def test_status_tells_of_a_node_s_troubles(nodes, capsys, fields, says, cure):
     well = json.loads(head.removeprefix(MARK))["value"]
     healthy = value({**well, "model": "org/m"})
     troubles = well["troubles"] | fields.get("troubles", {})
-    ill = {**well, "units": well["units"][:1], **fields, "troubles": troubles}
+    rank, *_others, guard, _alive = well["units"]
+    ill = {**well, "units": [rank, guard], **fields, "troubles": troubles}
     server = {"ask_server": (value(None), "end")}
     nodes.lie(
         {
@@ -821,7 +852,7 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
         write_files(tmp_path / ".config/patchkit/vllm", {"group.json": group})
         found = ask_server(cluster="vllm", seconds=1)
     head = {"read_node_state": state(), "ask_server": (value(asdict(found)), "end")}
-    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})
+    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=WORKER)}})
     code, said = ask(capsys, "status", "--json")
     assert code == (9 if why else 0)
     assert json.loads(said)["answers"] is not bool(why)
@@ -892,7 +923,7 @@ def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, nam
         "read_node_state": state(**watch),
         "ask_server": (value(asdict(said)), "end"),
     }
-    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})
+    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=WORKER)}})
     code, shown = ask(capsys, "status")
     assert code == 9
     assert words in " ".join(shown.split())
@@ -905,7 +936,7 @@ def test_status_says_who_is_the_head_of_a_start_with_another_order(nodes, capsys
     elsewhere = {"kind": "HostError", "what": "this node's rank belongs to a server"}
     answer = f"{MARK}{json.dumps({'error': elsewhere})}\n"
     head = members_of(state(), *swapped)
-    worker = members_of(state(others=()), *swapped, model="org/m")
+    worker = members_of(state(others=WORKER), *swapped, model="org/m")
     nodes.lie(
         {
             "spark-1": {"read_node_state": head, "ask_server": (answer, "end")},

@@ -69,7 +69,7 @@ def test_a_node_that_is_the_head_no_more_starts_nothing_at_a_boot(
 
 def test_the_end_of_a_group_leaves_no_helper_of_a_former_head(asked):
     end_group("x", [UNIT], disable=False)
-    for part in ("worker@*", "ray", "alive"):
+    for part in ("worker@*", "ray", "memory", "alive"):
         assert f"reset-failed patchkit-x-{part}.service" in asked()
     assert not [words for words in asked() if words.startswith("disable")]
 

@@ -32,6 +32,8 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f'venv = "here"\n{NODE}', "venv: is 'here', not a path from / or ~/"),
         (f'name = "A b"\n{NODE}', "name: is 'A b', not a short name"),
         (f'name = "llm-"\n{NODE}', "name: is 'llm-', not a short name"),
+        (f"{NODE}[serve]\nmemory_floor = -1\n", "serve.memory_floor: is -1: 0, or"),
+        (f"{NODE}[serve]\nmemory_floor = inf\n", "serve.memory_floor: is inf: 0, or"),
         (f"{NODE}[serve]\nport = 70000\n", "serve.port: is 70000, not a port"),
         (f'{NODE}[serve]\nlisten = "all"\n', "serve.listen: is 'all', not one of"),
         (f'{NODE}[models]\n"a/b" = "main"\n', "models.a/b: is 'main', not a commit"),

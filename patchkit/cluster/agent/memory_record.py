@@ -1,0 +1,107 @@
+"""Keep what the memory guard of a node saw: its last kill, and the memory that was left.
+
+No container may write into the folder. This file is copied to the nodes, beside group.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.foreign import read_count, read_json
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MOST = 4096  # bytes of a file
+_LONGEST = 600  # characters of a text
+_FIGURES = re.compile(r"(\d{9,11}) (\d{1,9})( ended)?\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryStop:
+    """How the guard ended the rank of the start ``start``, at ``time`` in seconds since 1970.
+
+    ``missing`` are the GiB that were missing; ``after`` says what becomes of the next start.
+    """
+
+    start: str
+    time: float
+    text: str
+    missing: float
+    after: str = ""
+
+
+def record_path(name: str, ending: str) -> Path:
+    """Return the path of a record of the cluster ``name``: ``ending`` is json, env or a boot."""
+    return Path.home() / ".local/share/patchkit/memory" / f"{name}.{ending}"
+
+
+def read_stop(name: str) -> MemoryStop | None:
+    """Return the last kill by the guard of a cluster on this node, None for none."""
+    return parse_stop(read_record(name, "json"))
+
+
+def parse_stop(text: str) -> MemoryStop | None:
+    """Return the kill that a text describes, None for a text of another form."""
+    with suppress(ValueError, TypeError, KeyError):
+        fields = read_json(text)
+        return MemoryStop(
+            start=_clean(fields["start"]),
+            time=read_count(fields["time"]),
+            text=_clean(fields["text"]),
+            missing=read_count(fields["missing"]),
+            after=_clean(fields["after"]),
+        )
+    return None
+
+
+def encode_stop(stop: MemoryStop) -> bytes:
+    """Return a kill as ``parse_stop`` reads it."""
+    return json.dumps(vars(stop)).encode()
+
+
+def last_figures(name: str, boot: str) -> tuple[int, int, bool] | None:
+    """Return the last memory that a guard saw in a boot, None if it saw none.
+
+    That are the time in seconds since 1970, the MiB that were left, and if systemd ended the guard
+    then.
+    """
+    rows = _FIGURES.findall(read_record(name, boot))
+    if not rows:
+        return None
+    moment, left, end = rows[-1]
+    return int(moment), int(left), bool(end)
+
+
+def open_record(name: str, ending: str) -> int:
+    """Return the descriptor of a record, which is made if it is missing. Raises OSError."""
+    path = record_path(name, ending)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def put_record(descriptor: int, content: bytes) -> None:
+    """Replace the content of an open record, and wait until it is on the disk."""
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+    os.fsync(descriptor)
+
+
+def read_record(name: str, ending: str) -> str:
+    """Return the text of a record, "" if it is missing or no regular file."""
+    with suppress(OSError):
+        path = record_path(name, ending)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return file.read(_MOST).decode(errors="replace")
+    return ""
+
+
+def _clean(text: str) -> str:
+    """Return a text on one line, without characters that a terminal obeys."""
+    return "".join(filter(str.isprintable, text[:_LONGEST]))

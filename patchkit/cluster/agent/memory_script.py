@@ -1,0 +1,384 @@
+"""End this node's rank before its memory is used up: the unit beside the rank runs this script.
+
+    memory.py guard     kill the rank as soon as less memory is left than the floor
+
+CPU and GPU of some devices share one memory. When it is used up, the kernel's own killer comes too
+late, since the memory of a GPU belongs to no process. So this script keeps open what it reads and
+writes, has its memory locked, starts no process, and writes to the disk in a thread of its own.
+
+This file is copied to the nodes, beside group.py, memory_record.py and what both import.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import gc
+import mmap
+import os
+import pwd
+import queue
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from patchkit.cluster.agent.group_script import Settings, main, notify, say
+from patchkit.cluster.agent.memory_record import (
+    BOOT,
+    MemoryStop,
+    encode_stop,
+    open_record,
+    put_record,
+    record_path,
+)
+from patchkit.cluster.agent.processes import read_mark
+
+_GIB = 1 << 20  # in KiB, as /proc/meminfo counts
+_FASTEST = 16 * _GIB  # KiB that are taken in a second at most: a GB10 writes no more
+_PAUSES = (0.02, 0.5)  # seconds between two looks at the memory: the least and the most
+_SECOND = 1.0  # between two looks at processes and groups while little is left
+_SELDOM = 10.0  # seconds between them otherwise, and between two lines for the status
+_LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of <sys/mman.h>
+_LINES = 60  # of figures
+_BOOTS = 8  # of which figures are kept
+_STACK = 1 << 18  # bytes of the thread's stack, which is locked as well
+_LEFT = re.compile(rb"MemAvailable: +(\d+)")
+_SWAP = re.compile(rb"SwapFree: +(\d+)")
+_STALLED = re.compile(rb"full avg10=([\d.]+)")
+_GROUPS = Path("/sys/fs/cgroup")
+_CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
+_NOTHING = 50 << 10  # KiB: less growth explains nothing
+
+
+def guard(settings: Settings) -> None:
+    """Kill this node's rank whenever less than ``floor`` GiB are left, until a signal comes."""
+    watch = MemoryGuard(settings)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, watch.end)
+
+    for _ in range(3):  # memory that the next looks use again
+        watch.look_at_processes(watch.read_memory())
+    if trouble := lock_memory():
+        say(f"not all of the guard's memory is locked: {trouble}")
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+    notify("READY=1")
+    while not watch.ended:
+        time.sleep(watch.look())
+    watch.finish()
+
+
+def lock_memory() -> str:
+    """Keep the memory of this process from being taken; return what cannot be kept, "" for nothing.
+
+    Where the user may not lock all of it, code comes first: without swap nothing else is taken.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.mlockall(_LOCK_ALL) == 0:
+        return ""
+    trouble = os.strerror(ctypes.get_errno())
+
+    total = 0
+    rows = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    for row in sorted(rows, key=lambda row: " r-xp " not in row):
+        begin, end = (int(part, 16) for part in row.split()[0].split("-"))
+        words = (ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+        if " ---p " not in row and library.mlock(*words) == 0:
+            total += end - begin
+    return f"{trouble}: {total >> 20} MiB are (LimitMEMLOCK)"
+
+
+class MemoryLeft(NamedTuple):
+    """The memory of this machine in KiB, and the percent of time in which all processes waited."""
+
+    left: int
+    swap: int
+    stalled: float
+
+
+class ProcessSize(NamedTuple):
+    """A process: ``size`` is its resident memory in KiB."""
+
+    size: int
+    name: str
+    user: int
+
+
+@dataclass(frozen=True)
+class ProcessSizes:
+    """All processes by number, ``at`` a moment of the monotonic clock, with what was ``left``."""
+
+    at: float
+    left: int
+    rows: dict[int, ProcessSize]
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """A control group of the rank, as number ``inode``.
+
+    ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
+    only root may write that, as for docker's containers, whose processes are the user's.
+    """
+
+    inode: int
+    members: int
+    kill: int
+
+    def end(self) -> bool:
+        """End all processes at once; return whether there was one."""
+        with suppress(OSError):  # the group is gone
+            members = os.pread(self.members, mmap.PAGESIZE, 0).split()
+            if self.kill >= 0:
+                os.write(self.kill, b"1")
+            for member in members if self.kill < 0 else ():
+                os.kill(int(member), signal.SIGKILL)
+            return bool(members)
+        return False
+
+
+class MemoryGuard:
+    """The guard of one node: what it holds open, and what it saw last."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name: str = settings["name"]
+        self.floor: float = settings["floor"] * _GIB
+        self.mark = 2 * self.floor
+        self.ended = False
+
+        self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
+        self._pressure = -1
+        with suppress(OSError):  # a kernel without it
+            self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
+        self._record = open_record(self.name, "json")
+        self._figures = open_record(self.name, BOOT.read_text().strip())
+        files = record_path(self.name, "*").parent.glob(f"{self.name}.*-*")
+        for file in sorted(files, key=os.path.getmtime)[:-_BOOTS]:
+            file.unlink()
+        self._lines = collections.deque[str](maxlen=_LINES)
+
+        self._groups: dict[Path, RankGroup] = {}
+        self._killed: set[int] = set()
+        self._before = ProcessSizes(0.0, 0, {})
+        self._latest = self._before
+        self._looked_at = 0.0
+        self._noted_at = 0.0
+        self._status = ""
+
+        self._notes: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        threading.stack_size(_STACK)
+        threading.Thread(target=self._write_notes, daemon=True).start()
+
+    def end(self, *_signal: object) -> None:
+        """Let the guard end after its present look."""
+        self.ended = True
+
+    def finish(self) -> None:
+        """Write that systemd ended the guard, and wait until it is on the disk, for a while."""
+        done = threading.Event()
+        self._note_figures(self.read_memory().left, " ended")
+        self._notes.put(done.set)
+        done.wait(_SECOND)
+
+    def look(self) -> float:
+        """Look at the memory, and act; return the seconds until the next look."""
+        memory = self.read_memory()
+        if memory.left < self.floor:
+            self._end_rank(memory)
+
+        now = time.monotonic()
+        is_low = memory.left < self.mark
+        if now - self._looked_at >= _SECOND:
+            self._looked_at = now
+            self._find_groups()
+        if now - self._noted_at >= (_SECOND if is_low else _SELDOM):
+            self._noted_at = now
+            self.look_at_processes(memory)
+            self._note_figures(memory.left)
+            self._note_status(memory if is_low else None)
+
+        least, most = _PAUSES
+        return min(max((memory.left - self.floor) / _FASTEST, least), most)
+
+    def read_memory(self) -> MemoryLeft:
+        """Return the memory of this machine now."""
+        text = os.pread(self._meminfo, mmap.PAGESIZE, 0)
+        stalled = None
+        if self._pressure >= 0:
+            stalled = _STALLED.search(os.pread(self._pressure, mmap.PAGESIZE, 0))
+        return MemoryLeft(
+            left=_read_kib(_LEFT, text),
+            swap=_read_kib(_SWAP, text),
+            stalled=float(stalled[1]) if stalled else 0.0,
+        )
+
+    def look_at_processes(self, memory: MemoryLeft) -> None:
+        """Keep the sizes of all processes, and those of some seconds before."""
+        now = time.monotonic()
+        if now - self._before.at >= _SELDOM:
+            self._before = self._latest
+        self._latest = ProcessSizes(now, memory.left, dict(_read_processes()))
+
+    def _find_groups(self) -> None:
+        """Open the groups of the rank that are new, and close those that are gone."""
+        inodes = {}
+        for path in find_groups(self.settings):
+            with suppress(OSError):
+                inodes[path] = path.stat().st_ino
+
+        for path, group in list(self._groups.items()):
+            if inodes.get(path) != group.inode:
+                del self._groups[path]
+                os.close(group.members)
+                if group.kill >= 0:
+                    os.close(group.kill)
+
+        for path in inodes.keys() - self._groups.keys():
+            with suppress(OSError):
+                self._groups[path] = _open_group(path, inodes[path])
+
+    def _end_rank(self, memory: MemoryLeft) -> None:
+        """Kill the rank, then write why."""
+        if memory.left > self.floor / 2:  # else there is no time for a look
+            self.look_at_processes(memory)
+        killed = {group.inode for group in self._groups.values() if group.end()}
+        if killed <= self._killed:
+            return
+
+        self._killed = killed
+        text = f"{self._describe(memory)}: ended the rank"
+        stop = MemoryStop(
+            start=self.settings["id"],
+            time=time.time(),
+            text=text,
+            missing=round((self.mark - memory.left) / _GIB, 2),
+        )
+        put_record(self._record, encode_stop(stop))
+        say(f"memory: {text}")
+
+    def _describe(self, memory: MemoryLeft) -> str:
+        floor = self.floor / _GIB
+        text = f"{memory.left / _GIB:.1f} GiB left, memory_floor is {floor:.1f}"
+        if memory.swap:
+            text += f", {memory.swap / _GIB:.1f} GiB of swap free"
+        if memory.stalled >= 1:
+            text += f"; {memory.stalled:.0f} % of the time all waited for memory"
+        return f"{text}; {describe_growth(self._before, self._latest)}"
+
+    def _note_status(self, memory: MemoryLeft | None) -> None:
+        """Tell systemd how little memory is left, and the journal once; None for enough."""
+        status = f"little memory: {self._describe(memory)}" if memory else ""
+        if status and not self._status:
+            self._notes.put(lambda: say(status))
+        if status or self._status:
+            self._notes.put(lambda: notify(f"STATUS={status}"))
+        self._status = status
+
+    def _note_figures(self, left: int, ending: str = "") -> None:
+        """Add a line to the file of this boot, in which only the last ones are kept."""
+        self._lines.append(f"{time.time():.0f} {left >> 10}{ending}\n")
+        content = "".join(self._lines).encode()
+        self._notes.put(lambda: put_record(self._figures, content))
+
+    def _write_notes(self) -> None:
+        """Write what is to be noted: a disk or a systemd that is slow holds up nothing else."""
+        while True:
+            with suppress(OSError):
+                self._notes.get()()
+
+
+def find_groups(settings: Settings) -> Iterator[Path]:
+    """Yield where the rank's control groups are or will be: those of its units and containers."""
+    own = _read_group(Path("/proc/self"))
+    unit = settings["unit"]
+    yield own.with_name(unit)
+    yield own.with_name(unit.replace(".service", "-ray.service"))
+
+    # The words that run a program in the rank's container.
+    for process in Path("/proc").glob("[0-9]*") if "inside" in settings else ():
+        with suppress(OSError):  # the process ended
+            group = _read_group(process)
+            if _CONTAINER.search(str(group)) and read_mark(process) == settings["name"]:
+                yield group
+
+
+def _read_group(process: Path) -> Path:
+    """Return the folder of a process's control group; ``process`` is its folder in /proc."""
+    text = (process / "cgroup").read_text(errors="replace")
+    return _GROUPS / text.rpartition("::/")[2].strip()
+
+
+def _open_group(path: Path, inode: int) -> RankGroup:
+    members = os.open(path / "cgroup.procs", os.O_RDONLY)
+    kill = -1
+    with suppress(OSError):  # it is root's, or Linux is older than 5.14
+        kill = os.open(path / "cgroup.kill", os.O_WRONLY)
+    return RankGroup(inode, members, kill)
+
+
+def _read_processes() -> Iterator[tuple[int, ProcessSize]]:
+    """Yield all processes that have memory, by number."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process ended
+            descriptor = os.open(folder / "stat", os.O_RDONLY)
+            text = os.read(descriptor, mmap.PAGESIZE)
+            user = os.fstat(descriptor).st_uid
+            os.close(descriptor)
+
+            # "(NAME) STATE ...": a name may have parentheses in it.
+            program, _, fields = text.partition(b"(")[2].rpartition(b") ")
+            pages = int(fields.split()[21])
+            if pages:
+                yield (
+                    int(folder.name),
+                    ProcessSize(
+                        size=pages * mmap.PAGESIZE >> 10,
+                        name=program.decode(errors="replace"),
+                        user=user,
+                    ),
+                )
+
+
+def describe_growth(before: ProcessSizes, after: ProcessSizes) -> str:
+    """Return what grew most between two looks: a process, or memory that belongs to none."""
+    growth = {0: 0}
+    for number, process in after.rows.items():
+        former = before.rows.get(number)
+        growth[number] = process.size - (former.size if former else 0)
+
+    most = max(growth, key=growth.__getitem__)
+    nobody = before.left - after.left - sum(growth.values())
+    grown = max(nobody, growth[most])
+    if grown < _NOTHING:
+        return "no process grew"
+
+    subject = "memory of no process, as a GPU's,"
+    if most and growth[most] >= nobody:
+        process = after.rows[most]
+        subject = f"{process.name} (process {most} of {_user_name(process.user)})"
+    return f"{subject} grew by {grown / _GIB:.1f} GiB in {after.at - before.at:.0f} s"
+
+
+def _user_name(number: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return f"user {number}"
+
+
+def _read_kib(pattern: re.Pattern[bytes], text: bytes) -> int:
+    match = pattern.search(text)
+    assert match
+    return int(match[1])
+
+
+if __name__ == "__main__":
+    main(guard)
