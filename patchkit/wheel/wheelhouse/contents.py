@@ -210,8 +210,7 @@ def _find_outdated(house: Path, new: WheelName) -> Texts:
         drop = wheelhouse_command("prune", house, "--drop", old)
         raise UsageError(
             f"{house} holds {old}; {new} cannot be added",
-            why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "
-            + _rivalry(new, old),
+            why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible)",
             hint=f"{drop}; or build into another folder",
         )
 
@@ -229,14 +228,3 @@ def _is_older_build(new: WheelName, old: WheelName) -> bool:
 
     is_same_device = bool(device) and device == device_of(old)
     return is_same_device and new.version.public == old.version.public
-
-
-def _rivalry(new: WheelName, old: WheelName) -> str:
-    """Return in words why a wheelhouse cannot hold both wheels."""
-    if new.version.public != old.version.public:
-        return "two versions of one project"
-
-    devices = sorted(filter(None, (device_of(new), device_of(old))))
-    if len(devices) == 2:
-        return f"builds for {' and '.join(devices)}"
-    return "stock and a build of ours are one version"

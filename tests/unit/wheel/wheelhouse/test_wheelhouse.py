@@ -76,16 +76,16 @@ def test_an_older_build_gives_way(there, new, tag, house, made):
 
 
 @pytest.mark.parametrize(
-    ("there", "new", "why"),
+    ("there", "new"),
     [
-        (STOCK, OURS, "stock and a build of ours are one version"),
-        (OURS, STOCK, "stock and a build of ours are one version"),
-        (OURS, "2.30.7+gb10.abc123", "two versions of one project"),
-        (OURS, OURS.replace("gb10", "thor"), "builds for gb10 and thor"),
+        (STOCK, OURS),
+        (OURS, STOCK),
+        (OURS, "2.30.7+gb10.abc123"),
+        (OURS, OURS.replace("gb10", "thor")),
     ],
 )
 @pytest.mark.parametrize("listed", [True, False])
-def test_what_pip_could_not_resolve_is_refused(there, new, why, listed, house, made):
+def test_what_pip_could_not_resolve_is_refused(there, new, listed, house, made):
     if listed:
         add_wheel(house, made(there), {})
     else:
@@ -96,7 +96,7 @@ def test_what_pip_could_not_resolve_is_refused(there, new, why, listed, house, m
     assert refused.value.what.startswith(
         f"{house} holds nvidia_nccl_cu13-{there}-{HERE}.whl; "
     )
-    assert why in refused.value.why
+    assert "ResolutionImpossible" in refused.value.why
     assert f"--drop nvidia_nccl_cu13-{there}-{HERE}.whl" in refused.value.hint
     assert contents(house) == before
     with pytest.raises(UsageError):
