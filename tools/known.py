@@ -16,6 +16,7 @@ import tarfile
 import zlib
 from pathlib import Path
 
+from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.proof_record import Proof, first_use, short_kernels
 from patchkit.errors import SourceError
 from patchkit.reading import read_bytes
@@ -84,10 +85,10 @@ def proof_cells(proof: Proof) -> list[str]:
         for it in ("ok", "failed", "not-run")
     ]
     routing = [
-        proof.part(f"routing-{it}") for it in ("fp8", "fp8-blocks", "nvfp4", "mxfp4")
+        _part(proof, f"routing-{it}") for it in ("fp8", "fp8-blocks", "nvfp4", "mxfp4")
     ]
-    starts = [proof.part(f"serve-{it}").figures for it in ("cold", "warm")]
-    paths = [proof.part(f"nccl-{it}").figures for it in ("roce", "socket")]
+    starts = [_part(proof, f"serve-{it}").figures for it in ("cold", "warm")]
+    paths = [_part(proof, f"nccl-{it}").figures for it in ("roce", "socket")]
     speeds = [its.get("most_gigabytes_per_second") for its in paths]
     cells = [
         *(
@@ -104,6 +105,14 @@ def proof_cells(proof: Proof) -> list[str]:
         ", ".join(f"{it} GB/s" if it else "not run" for it in speeds),
     ]
     return [_STRANGE.sub("?", cell)[:_WIDEST] or "?" for cell in cells]
+
+
+def _part(proof: Proof, name: str) -> GpuStep:
+    """Return the part of a name; one with the state "not-run" if the archive lacks it."""
+    for part in proof.parts:
+        if part.step == name:
+            return part
+    return GpuStep(step=name, state="not-run", reason="it is not in the archive")
 
 
 if __name__ == "__main__":

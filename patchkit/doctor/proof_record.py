@@ -58,18 +58,6 @@ class Proof:
     findings: tuple[Mapping[str, Any], ...]
     seconds: float = 0.0
 
-    def part(self, name: str) -> GpuStep:
-        """Return the part of a name; one with the state "not-run" if the archive lacks it."""
-        for part in self.parts:
-            if part.step == name:
-                return part
-
-        return GpuStep(
-            step=name,
-            state="not-run",
-            reason="it is not in the archive",
-        )
-
 
 def pack_proof(
     proof: Proof,

@@ -211,7 +211,7 @@ def proof_command(
     if interrupt is not None:
         raise interrupt
 
-    if proof.part("gpu-device").state != "ok":
+    if proof.parts[0].state != "ok":  # the device itself
         yield ExitCode(HostError.exit_code)
     elif any(part.state == "failed" for part in proof.parts):
         yield ExitCode(ProofError.exit_code)
