@@ -16,6 +16,8 @@ from typing import Any
 
 from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.host.host import Host, System
+from patchkit.runtime.memory.budget import load_budget
+from patchkit.runtime.memory.pool import MemoryPool
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.presets import (
     find_preset,
@@ -26,7 +28,7 @@ from patchkit.runtime.rules.presets import (
 )
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
-from patchkit.runtime.serve.request import MemoryPool, ServeRequest
+from patchkit.runtime.serve.request import ServeRequest
 
 PLACE = Path(__file__).parents[1] / "tests" / "data" / "env" / "serve.txt"
 VERSIONS = ("0.11.1", "0.19.1", "0.25.1", "0.33.0")
@@ -41,7 +43,7 @@ TWO: dict[str, Any] = {
 WORKER = {**TWO, "role": "worker", "rank": 1}
 # The lines must not depend on the machine that writes them.
 NOWHERE = Host(system=System(), memory=None, gpus=(), netdevs=(), rdma=())
-SPARK_GIB = load_flag_rules().memory.total_gib
+SPARK_GIB = load_budget().size.total_gib
 OF_REQUEST = {each.name for each in fields(ServeRequest)}
 # What somebody asks for; the preset comes by the model's name.
 SITUATIONS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import threading
 import time
 from urllib.parse import unquote, urlsplit
 
-from patchkit.runtime.serve.checkpoint import find_checkpoint
+from patchkit.runtime.memory.checkpoint import find_checkpoint
 from support.local_server import LocalServer, QuietHandler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

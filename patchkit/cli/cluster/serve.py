@@ -35,6 +35,7 @@ from patchkit.cli.render import (
     option,
     rendered,
 )
+from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
@@ -102,6 +103,8 @@ def up_command(model: str, cluster: Cluster) -> Blocks:
 
     command = units.ranks[0].command
     if command and since:
+        for line in memory_lines(command.plan) if command.plan else ():
+            tell(line)
         for line in note_lines(command.limits, command.advice):
             tell(line)
 

@@ -14,22 +14,24 @@ import click
 
 from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
 from patchkit.cli.render import Blocks, Data, Record, Row, flag, option, rendered
+from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.memory.checkpoint import find_checkpoint, weights_gib
+from patchkit.runtime.memory.plan import MemoryPlan
+from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.presets import Preset, load_flag_rules, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, find_drafter, serve_args
-from patchkit.runtime.serve.checkpoint import find_checkpoint, weights_gib
 from patchkit.runtime.serve.request import (
     LISTEN,
     ServeRequest,
     choose_preset,
     listen_address,
-    memory_pool,
     models_url,
 )
 
@@ -61,6 +63,7 @@ _HEADS = (
     type=click.IntRange(1, 65535),
     default=8000,
 )
+@option("--ctx N", "Context to make room for, in tokens.", type=click.IntRange(1))
 @flag("--explain", "Show the reason of each flag.")
 @flag("--list", "presets", "List the models that have presets.")
 @rendered
@@ -98,6 +101,9 @@ def serve_args_command(
         yield Data(shlex.join(command.words) + "\n")
 
     # Standard output is for the command alone.
+    if command.plan:
+        for line in memory_lines(command.plan):
+            tell(line)
     for line in note_lines(command.notes, command.advice):
         tell(line)
     if url:
@@ -122,7 +128,7 @@ def _command_fields(command: ServeCommand, url: str) -> Fields:
     preset = node.preset
 
     return {
-        **record_fields(command, "request"),
+        **record_fields(command, "request", "plan"),
         "vllm": node.vllm,
         "role": node.role,
         "nodes": node.nodes,
@@ -132,6 +138,22 @@ def _command_fields(command: ServeCommand, url: str) -> Fields:
         "variables": preset.variables if preset else {},
         "url": url,
         "memory": command.request.memory,
+        "plan": _plan_fields(command.plan),
+    }
+
+
+def _plan_fields(plan: MemoryPlan | None) -> Fields | None:
+    """Return the fields of a plan of the memory, for machines."""
+    if plan is None:
+        return None
+    return {
+        "is_whole": plan.is_whole,
+        "rows": plan.rows,
+        "outside": plan.outside,
+        "cache_gib": plan.cache_gib,
+        "context": plan.context,
+        "longest_context": plan.longest_context,
+        "sequences": plan.fitting_sequences(plan.longest_context),
     }
 
 
@@ -166,6 +188,7 @@ def serve_command(
         folder_gib=weights_gib(model, os.environ),
         checkpoint=find_checkpoint(model, os.environ),
         choice=choice,
+        context=options.get("ctx") or 0,
     )
 
     drafting = json.loads(find_drafter(serving).setting or "{}")

@@ -34,6 +34,7 @@ from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE, parse_whole
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
+from patchkit.runtime.memory.checkpoint import Checkpoint, folder_checkpoint
 from patchkit.runtime.python.distributions import (
     Owner,
     find_distributions,
@@ -68,7 +69,7 @@ class ModelPrint:
     ``weights`` are the bytes of all safetensors. ``files`` and ``size`` are the number and the
     bytes of the files that vLLM loads; ``digest`` is over their names and sizes, and the content of
     small ones. ``commit`` is that in the folder's record, "" without a record. ``architectures``
-    are the classes in the model's config.
+    are the classes in the model's config. ``checkpoint`` is None if it cannot be read.
     """
 
     folder: str
@@ -79,6 +80,7 @@ class ModelPrint:
     size: int = 0
     digest: str = ""
     architectures: Texts = ()
+    checkpoint: Checkpoint | None = None
 
 
 @frozen
@@ -329,6 +331,7 @@ def model_print(folder: str) -> ModelPrint:
         size=sum(loaded.values()),
         digest=digest("\n".join(rows)),
         architectures=_read_architectures(path),
+        checkpoint=folder_checkpoint(path),
     )
 
 

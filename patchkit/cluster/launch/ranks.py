@@ -19,6 +19,8 @@ from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.memory.plan import LENGTH
+from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.node.cluster_env import (
     ClusterEnv,
     adopt_shared_settings,
@@ -41,7 +43,6 @@ from patchkit.runtime.serve.request import (
     MASTER_PORT,
     ServeRequest,
     listen_address,
-    memory_pool,
 )
 from patchkit.units import BYTES_PER_GIB
 
@@ -353,10 +354,18 @@ def _serve_request(
         port=serve.port,
         folder_gib=files.weights / BYTES_PER_GIB if files and files.weights else None,
         architectures=files.architectures if files else (),
+        checkpoint=files.checkpoint if files else None,
+        context=_asked_context(serve.args),
         stacks=f"{facts.home}/{STACKS}",
         frozen=serve.frozen,
         master_port=serve.ranks_port(MASTER_PORT),
     )
+
+
+def _asked_context(args: Sequence[str]) -> int:
+    """Return the tokens of the context that `args` in cluster.toml asks for, 0 for none."""
+    match = re.search(rf"{LENGTH}[= ](\d{{1,15}})(?: |$)", " ".join(args))
+    return int(match[1]) if match else 0
 
 
 def _decide_rank(

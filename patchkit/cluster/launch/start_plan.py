@@ -10,6 +10,7 @@ from patchkit.cluster.agent.node_state import NAME, NodeState
 from patchkit.cluster.agent.processes import strangers
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.ranks import (
+    PlannedRank,
     ServedModel,
     other_model,
     planned_ranks,
@@ -23,6 +24,7 @@ from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
+from patchkit.units import KIB_PER_GIB
 
 # The findings of survey.toml with which no start is tried.
 _OBSTACLES = (
@@ -88,11 +90,13 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     if len(ranks) > 1:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
+    states = require_all(cluster.states())
+    _require_memory(cluster, ranks, states)
     return GroupPlan(
         units=units,
         files=units.node_files(),
         former=[node.files for node in facts],
-        states=require_all(cluster.states()),
+        states=states,
     )
 
 
@@ -145,6 +149,52 @@ def _require_same_model(
     why = f"{served.folder} has to hold the same files on every node"
     raise HostError(
         what,
+        why=why,
+        hint=hint,
+    )
+
+
+def _require_memory(
+    cluster: Cluster, ranks: Sequence[PlannedRank], states: Sequence[NodeState]
+) -> None:
+    """Raise HostError for a node on which others leave too little memory for its rank.
+
+    A former start of the same cluster is stopped first, so that nothing is asked beside it.
+    """
+    if any(state.serves or state.processes or state.containers for state in states):
+        return
+
+    for node, rank, state in zip(cluster.nodes, ranks, states, strict=True):
+        plan = rank.command.plan if rank.command else None
+        memory = rank.facts.host.memory
+        if plan is None or memory is None or not plan.pool.shared:
+            continue
+
+        free_gib = memory.available / KIB_PER_GIB
+        if plan.needed_gib > free_gib:
+            raise _memory_error(node, rank, state, plan.needed_gib, free_gib)
+
+
+def _memory_error(
+    node: Remote,
+    rank: PlannedRank,
+    state: NodeState,
+    needed_gib: float,
+    free_gib: float,
+) -> HostError:
+    """Return the error of a node whose free memory is too small, with who may have the rest."""
+    model = rank.command.request.model if rank.command else "the model"
+    others = " and ".join(state.others)
+    why = "page cache counts as free, so programs have the rest"
+    hint = ssh_command(node.destination, "ps", "axo", "rss,user,comm", "--sort=-rss")
+    if others:
+        why = f"the cluster {others} serves there, and its memory is not free"
+        hint = (
+            f"`{stop_command(node, min(state.others))}` stops it; or take another node"
+        )
+    return HostError(
+        f"{node.destination}: {model} needs {needed_gib:.0f} GiB with a context of a few thousand "
+        f"tokens, and {free_gib:.0f} are free",
         why=why,
         hint=hint,
     )

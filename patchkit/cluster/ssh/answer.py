@@ -173,6 +173,8 @@ _PARTS = (
     "durable/*.py",
     "runtime/__init__.py",
     "runtime/host/*.py",
+    "runtime/memory/__init__.py",
+    "runtime/memory/checkpoint.py",
     "runtime/python/*.py",
     "runtime/rules/__init__.py",
     "runtime/rules/releases.py",

@@ -438,10 +438,14 @@ def load_choices() -> Mapping[str, Choices]:
 
 @frozen
 class FlagRule(Rule):
-    """A rule that sets a flag; ``value`` is "" for a bare flag."""
+    """A rule that sets a flag; ``value`` is "" for a bare flag.
+
+    ``planned`` says that the value comes from a plan of the memory, and replaces the preset's.
+    """
 
     flag: FlagName
     value: str = ""
+    planned: bool = False
 
 
 @frozen
@@ -473,25 +477,6 @@ class Limit(Grounded):
 
 
 @frozen
-class MemoryBudget:
-    """The memory of a Spark, and what is needed to estimate whether a model fits.
-
-    ``share`` is the part of the memory that vLLM gets; of that, ``margin_gib`` are for activations
-    and the least KV cache. ``bits`` maps a word of a model's name or quantization to the bits of a
-    weight; without such a word, ``least_bits`` holds. ``cache_bytes`` maps a value of
-    --kv-cache-dtype to the bytes of a cached number.
-    """
-
-    total_gib: float
-    margin_gib: float
-    share: float
-    bits: Mapping[str, float]
-    least_bits: float
-    cache_bytes: Mapping[str, float]
-    source: str
-
-
-@frozen
 class DenseNames:
     """The names in vLLM of the dense layers of some architectures.
 
@@ -515,7 +500,6 @@ class FlagRules:
     leave_out: tuple[LeaveOut, ...]
     limits: tuple[Limit, ...] = field(metadata={"key": "limit"})
     advice: tuple[Advice, ...]
-    memory: MemoryBudget
     dense: tuple[DenseNames, ...]
     dense_parts: Mapping[str, Names]
     preset: Mapping[FlagName, str]

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.errors import DriftError, UsageError
+from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.frozen import Fields, Values, frozen, positional
 from patchkit.records import read_json
+from patchkit.runtime.memory.plan import SHARE, MemoryPlan, plan_memory
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
     DRAFTING,
@@ -42,12 +43,13 @@ from patchkit.runtime.serve.request import (
     check_model,
     check_rank,
     check_size,
+    count_nodes,
     listen_notes,
-    measure_fit,
+    memory_request,
     release_faults,
 )
+from patchkit.units import BYTES_PER_MIB, MIB_PER_GIB
 
-SHARE = "--gpu-memory-utilization"
 # Origins of flags that a release may lack: such a flag is left out, with a note.
 _FROM_PRESET = ("preset", "drafter")
 
@@ -79,7 +81,8 @@ class ServeCommand:
     """A `vllm serve` command with what a user should know about it.
 
     ``left_out`` are flags that are not set on purpose, each with its reason. ``off`` are the rules
-    that apply but are off. ``modules`` are those that vLLM asks FlashInfer for.
+    that apply but are off. ``modules`` are those that vLLM asks FlashInfer for. ``plan`` is what
+    the node's memory will hold, None if its size or the model's is unknown.
     """
 
     request: ServeRequest
@@ -88,6 +91,7 @@ class ServeCommand:
     off: tuple[FlagRule, ...]
     advice: tuple[Advice, ...]
     modules: tuple[Module, ...]
+    plan: MemoryPlan | None
     notes: Names
 
     @property
@@ -120,8 +124,76 @@ def serve_args(
     faults = release_faults(request)
 
     situation = request.node.situation
-    active, idle = request.choice.divide(_fitting_rules(request, rules))
+    selection = _select_flags(request, rules, home, {})
+    memory = memory_request(request, selection.values)
+    plan = plan_memory(memory) if memory else None
+    one_holds = "no"
+    if memory and plan:
+        least = count_nodes(request, memory)
+        check_size(request, plan, least)
+        one_holds = "yes" if least.nodes == 1 else "no"
+
+    planned_facts = _planned_facts(request, plan) if plan else {}
+    if planned_facts:
+        selection = _select_flags(request, rules, home, planned_facts)
+    fitting, idle = request.choice.divide(_fitting_rules(request, rules, planned_facts))
+    _check_choice(request, rules, fitting, idle)
+    values = selection.values
+    refused = selection.refused
+
+    unwanted = [rule for rule in idle if rule.id in request.choice.unwanted]
+    reasons = {rule.flag: f"--without {rule.id}" for rule in unwanted}
+    reasons.update(refused)
+    unlike = list(_unlike_recipe(request.node.preset, values, reasons))
+
+    advice = [_fault_advice(fault, request) for fault in faults]
+    advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
+
+    modules = asked_modules(request.node, values)
     left_out = select_entries(rules.leave_out, situation)
+    discouraged = [_flag_of_rule(rule, rule.values) for rule in left_out]
+    return ServeCommand(
+        request=request,
+        flags=selection.flags,
+        left_out=(*discouraged, *unlike),
+        off=idle,
+        advice=tuple(advice),
+        modules=modules,
+        plan=plan,
+        notes=(
+            *listen_notes(request),
+            *model_notes(request),
+            *context_notes(plan, values),
+            *speed_notes(request, values),
+            *first_start_notes(request.node, modules),
+            *_refusal_notes(refused, unlike),
+            *flag_notes(values),
+        ),
+    )
+
+
+@frozen
+class FlagSelection:
+    """The flags of a command in the order of the data, and name → reason for those left out."""
+
+    flags: tuple[ServeFlag, ...]
+    refused: Values
+
+    @property
+    def values(self) -> dict[str, str]:
+        return {flag.flag: flag.value for flag in self.flags}
+
+
+def _select_flags(
+    request: ServeRequest,
+    rules: FlagRules,
+    home: Path | None,
+    planned_facts: Values,
+) -> FlagSelection:
+    """Return the flags for a request; ``planned_facts`` are those of a plan of its memory."""
+    fitting = _fitting_rules(request, rules, planned_facts)
+    active, _idle = request.choice.divide(fitting)
+    left_out = select_entries(rules.leave_out, request.node.situation)
 
     refused = {}
     chosen = _choose_flags(active, request, rules)
@@ -137,52 +209,56 @@ def serve_args(
     order = [*(rule.flag for rule in rules.rules), *rules.preset, *chosen]
     kept = [flag for flag in chosen.values() if flag.flag not in refused]
     kept.sort(key=lambda flag: order.index(flag.flag))
-    values = {flag.flag: flag.value for flag in kept}
-
-    # The share of the memory is only known now, since a rule, the preset or the user may set it.
-    share = float(values.get(SHARE, rules.memory.share))
-    fit = measure_fit(request, share, drafts=DRAFTING in values)
-    if fit:
-        check_size(request, share, fit)
-
-    unwanted = [rule for rule in idle if rule.id in request.choice.unwanted]
-    reasons = {rule.flag: f"--without {rule.id}" for rule in unwanted} | refused
-    unlike = list(_unlike_recipe(request.node.preset, values, reasons))
-
-    one_holds = "yes" if fit and fit.fitting_nodes == 1 else "no"
-    advice = [_fault_advice(fault, request) for fault in faults]
-    advice += select_entries(rules.advice, {**situation, "one_holds": one_holds})
-
-    modules = asked_modules(request.node, values)
-    discouraged = [_flag_of_rule(rule, rule.values) for rule in left_out]
-    return ServeCommand(
-        request=request,
-        flags=tuple(kept),
-        left_out=(*discouraged, *unlike),
-        off=idle,
-        advice=tuple(advice),
-        modules=modules,
-        notes=(
-            *listen_notes(request),
-            *model_notes(request),
-            *context_notes(request, values, fit),
-            *speed_notes(request, values),
-            *first_start_notes(request.node, modules),
-            *_refusal_notes(refused, unlike),
-            *flag_notes(values),
-        ),
-    )
+    return FlagSelection(flags=tuple(kept), refused=refused)
 
 
-def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, ...]:
-    """Return the rules that apply, with their facts filled in.
+def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> dict[str, str]:
+    """Return the facts of a plan that rules fill in, {} if it does not have all parts.
 
-    Raises UsageError if --with or --without names no rule, or --with one that does not apply.
+    ``cache_bytes`` is what is left for the cache where CPU and GPU share the memory. A longest
+    context and a number of sequences are facts only where those of the command do not fit. Raises
+    HostError if a context that the user asks for does not fit.
     """
-    request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
+    if not plan.is_whole:
+        return {}
+
+    longest = plan.longest_context
+    is_too_long = longest < plan.context
+    if request.context and is_too_long:
+        raise HostError(
+            f"a context of {request.context:,} tokens does not fit: its cache takes "
+            f"{plan.request_gib(request.context):.1f} GiB per node, and {plan.cache_gib:.1f} are "
+            "left for it",
+            why="the memory also holds what `patchkit serve-args` shows",
+            hint=f"take --ctx {longest}, or more nodes",
+        )
+
+    sequences = plan.fitting_sequences(1)
+    cache_bytes = int(plan.cache_gib * MIB_PER_GIB) * BYTES_PER_MIB
+    return {
+        "cache_bytes": str(cache_bytes) if request.memory.shared else "",
+        "longest": str(longest) if is_too_long else "",
+        "fitting": str(sequences) if sequences < plan.sequences else "",
+    }
+
+
+def _fitting_rules(
+    request: ServeRequest, rules: FlagRules, planned_facts: Values
+) -> tuple[FlagRule, ...]:
+    """Return the rules that apply, with their facts filled in."""
     candidates = select_entries(rules.rules, request.node.situation)
-    fitting = tuple(fill_rules(candidates, request))
-    without_effect = sorted(request.choice.wanted - {rule.id for rule in fitting})
+    return tuple(fill_rules(candidates, request, planned_facts))
+
+
+def _check_choice(
+    request: ServeRequest,
+    rules: FlagRules,
+    *fitting: Iterable[FlagRule],
+) -> None:
+    """Raise UsageError if --with or --without names no rule, or --with one that does not apply."""
+    request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
+    fitting_ids = {rule.id for group in fitting for rule in group}
+    without_effect = sorted(request.choice.wanted - fitting_ids)
 
     if without_effect:
         raise UsageError(
@@ -191,8 +267,6 @@ def _fitting_rules(request: ServeRequest, rules: FlagRules) -> tuple[FlagRule, .
             "what a checkpoint says that is not here",
             hint="`--explain` lists the rules that can be turned on",
         )
-
-    return fitting
 
 
 def _fault_advice(fault: Broken, request: ServeRequest) -> Advice:
@@ -217,9 +291,8 @@ def _choose_flags(
 
     A later one of these three replaces an earlier one.
     """
-    chosen = {
-        rule.flag: _flag_of_rule(rule, rule.value) for rule in active if rule.default
-    }
+    defaults = [rule for rule in active if rule.default]
+    chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in defaults}
 
     preset = request.node.preset
     for name, value in preset.flags.items() if preset else ():
@@ -235,7 +308,8 @@ def _choose_flags(
         chosen.pop(SHARE, None)
 
     for rule in active:
-        if rule.id in request.choice.wanted:
+        is_planned = rule.planned and rule.default
+        if is_planned or rule.id in request.choice.wanted:
             chosen[rule.flag] = _flag_of_rule(rule, rule.value)
 
     return _join_parts(chosen)
@@ -359,7 +433,9 @@ def _refusal_notes(refused: Values, unlike: Iterable[ServeFlag]) -> Iterator[str
         yield f"not as upstream's recipe for a GB10: {', '.join(names)}; --explain says why"
 
 
-def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
+def fill_rules(
+    rules: Iterable[FlagRule], request: ServeRequest, planned_facts: Values
+) -> Iterator[FlagRule]:
     """Yield the rules with their ``{facts}`` filled in; skip a rule with an unknown fact."""
     drafter = find_drafter(request)
     facts = {
@@ -378,7 +454,9 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
         # The blocks of the attention cache are multiples of 16 tokens.
         "match_unit": "16" if _is_recurrent(request) else "",
         "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
+        "context": str(request.context or ""),
         **_dense_facts(request),
+        **planned_facts,
     }
 
     for rule in rules:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from patchkit.frozen import Texts, frozen
+from patchkit.runtime.memory.checkpoint import PLAIN, Checkpoint, Tensor
 from patchkit.runtime.rules.presets import load_flag_rules
-from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
 _BLOCK = 32  # weights for which MXFP8 has one scale of one byte
 _LEAST_SIDE = 128  # rows and columns that FlashInfer's kernel needs at least

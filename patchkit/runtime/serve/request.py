@@ -1,9 +1,5 @@
 """Describe what a node is to serve, and check this request and whether the model fits.
 
-A Spark has one memory that CPU and GPU share, and NVML does not tell its size. Other GPUs have
-their own memory, and NVML tells its size. If a size is unknown, it is not checked, and a note says
-so.
-
 vLLM's `--host` is for the API server only. Nodes find each other by ``--master-addr`` and
 ``VLLM_HOST_IP``, so every address to listen on works for a model on several nodes.
 """
@@ -12,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,6 +16,14 @@ from patchkit.errors import HostError, UsageError
 from patchkit.frozen import Values, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.memory.checkpoint import Checkpoint, download_folder
+from patchkit.runtime.memory.plan import (
+    MemoryPlan,
+    MemoryRequest,
+    fitting_nodes,
+)
+from patchkit.runtime.memory.pool import MemoryPool
+from patchkit.runtime.memory.weights import Weights, find_weights
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.node.topology import choose_address, find_lan
@@ -29,96 +32,21 @@ from patchkit.runtime.rules.presets import (
     Preset,
     broken_for,
     find_preset,
-    find_recipe,
-    load_flag_rules,
     model_recipes,
     named_preset,
     suggest_presets,
 )
 from patchkit.runtime.rules.rule import BY_DEFAULT, Names, RuleChoice
-from patchkit.runtime.serve.checkpoint import Checkpoint, download_folder
-from patchkit.target import DEFAULT_TARGET, is_unified
-from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
 LOCAL = "127.0.0.1"
 MASTER_PORT = 29501  # vLLM's default
 _MOST_NODES = 8  # if more were needed, more Sparks are not advised
-_UNCHECKED = "whether it fits was not checked:"
-
-_BITS_PER_BYTE = 8
-_UNITS = {"b": 10**9, "t": 10**12}
-
-# 122B in Qwen3.5-122B-A10B. It does not match A10B (the parameters read for a token), nor 8x7B
-# (whose experts share layers, so that the product would be too large).
-_PARAMETERS = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])")
-_BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
-_WORDS = re.compile(r"[a-z0-9]+")
 
 LISTEN = ("local", "cable", "lan")
 
 # Addresses that stand for all interfaces → the address for a client on this machine. patchkit never
 # chooses such an address, but a user may.
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-
-
-@frozen
-class Weights:
-    """The size of a model's weights; ``source`` says, in words, where it is from.
-
-    ``is_least`` says that the size is a lower bound, ``from_name`` that only the name tells it.
-    """
-
-    gib: float
-    source: str
-    is_least: bool = False
-    from_name: bool = False
-
-
-def find_weights(
-    model: str, preset: Preset | None, folder_gib: float | None, quantization: str = ""
-) -> Weights | None:
-    """Return the size of the weights from the best source, None if no source tells it.
-
-    ``folder_gib`` is the size of local files. ``quantization`` is that of the model, "" if unknown.
-    """
-    if folder_gib:
-        return Weights(gib=folder_gib, source="its files")
-    if preset and preset.weights_gib:
-        return Weights(gib=preset.weights_gib, source="its preset")
-
-    names = [model, preset.id] if preset else [model]
-    for name in names:
-        recipe = find_recipe(name)
-        if recipe and recipe.weights_gib:
-            return Weights(
-                gib=recipe.weights_gib, source="upstream's recipe", is_least=True
-            )
-
-    return _weigh_name(model, quantization)
-
-
-def _weigh_name(model: str, quantization: str) -> Weights | None:
-    """Return the least size that a model with this name can have, None if the name tells none."""
-    name = model.rstrip("/").rpartition("/")[2].lower()
-    sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
-    if not sizes:
-        return None
-
-    # Other numbers in a name may be the tokens of its training, or the size of a model that it was
-    # distilled from. The smallest number is safe for a lower bound.
-    parameters = min(sizes)
-    memory = load_flag_rules().memory
-    words = [*_WORDS.findall(name), quantization]
-    known_bits = [memory.bits[word] for word in words if word in memory.bits]
-    known_bits += map(float, _BITS.findall(name))
-    bits = min(known_bits, default=memory.least_bits)
-
-    return Weights(
-        gib=parameters * bits / _BITS_PER_BYTE / BYTES_PER_GIB,
-        source=f"its name: {parameters / 10**9:g} * 10^9 parameters in {bits:g} bits or more",
-        is_least=True,
-        from_name=True,
-    )
 
 
 @frozen
@@ -135,6 +63,7 @@ class ServeRequest:
     ``frozen``: the seconds after which a frozen server is restarted, 0 for never.
     ``choice``: the rules about flags that the user turns on and off.
     ``master_port``: the port, at the head's address, where the ranks meet.
+    ``context``: the tokens of the longest request that the user asks for, 0 for no wish.
     """
 
     model: str
@@ -151,6 +80,7 @@ class ServeRequest:
     frozen: int = 0
     choice: RuleChoice = BY_DEFAULT
     master_port: int = MASTER_PORT
+    context: int = 0
 
     @property
     def weights(self) -> Weights | None:
@@ -241,100 +171,90 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
     return faults
 
 
-@frozen
-class Fit:
-    """The GiB of all weights of a model, and the room for weights on each of ``nodes`` nodes.
-
-    ``fitting_nodes`` is the least number of such nodes that can hold the weights, 0 if no number
-    can.
-    """
-
-    weights_gib: float
-    room_gib: float
-    nodes: int
-    fitting_nodes: int
-
-    @property
-    def left_gib(self) -> float:
-        """Return the GiB that a node has left beside its part of the weights."""
-        return self.room_gib - self.weights_gib / self.nodes
-
-
-def measure_fit(
-    request: ServeRequest, share: float, *, drafts: bool = False
-) -> Fit | None:
-    """Return how the weights fit into ``share`` of the memory, None if a size is unknown.
-
-    ``drafts`` says that the checkpoint that drafts is also loaded.
-    """
-    weights = request.weights
-    pool = request.memory
-    if weights is None or pool.gib is None:
+def memory_request(request: ServeRequest, flags: Values) -> MemoryRequest | None:
+    """Return what the memory is planned for, None if nothing tells the size of the weights."""
+    if request.weights is None:
         return None
 
-    drafter_gib = request.drafter_gib or 0
-    gib = weights.gib + drafter_gib * drafts
-
-    # The same share must also hold activations and a least KV cache.
-    room = pool.gib * share - load_flag_rules().memory.margin_gib
-    fitting_nodes = math.ceil(gib / room) if room > 0 else 0
-
-    preset = request.node.preset
-    # A lower bound of the size may fit one Spark although the preset says that the model does not.
-    if preset and not preset.single and pool.shared and weights.is_least:
-        fitting_nodes = max(fitting_nodes, preset.nodes)
-
-    return Fit(
-        weights_gib=gib,
-        room_gib=room,
-        nodes=request.node.nodes,
-        fitting_nodes=fitting_nodes,
+    node = request.node
+    return MemoryRequest(
+        pool=request.memory,
+        weights=request.weights,
+        checkpoint=request.checkpoint,
+        drafter_gib=request.drafter_gib or 0.0,
+        flags=flags,
+        nodes=node.nodes,
+        has_server=node.role != "worker",
+        ray=node.executor.name == "ray",
     )
 
 
-def check_size(request: ServeRequest, share: float, fit: Fit) -> None:
-    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
-    if 0 < fit.fitting_nodes <= fit.nodes:
+@frozen
+class NodeCount:
+    """The least number of nodes that hold a model, 0 if no number does, and the plan for one."""
+
+    nodes: int
+    plan: MemoryPlan | None
+
+
+def count_nodes(request: ServeRequest, memory: MemoryRequest) -> NodeCount:
+    """Return the least number of nodes that hold the model of a request."""
+    nodes, plan = fitting_nodes(memory, _MOST_NODES)
+
+    preset = request.node.preset
+    is_least = memory.weights.is_least
+    # A lower bound of the size may fit one Spark although the preset says that the model does not.
+    if preset and not preset.single and memory.pool.shared and is_least and nodes:
+        nodes = max(nodes, preset.nodes)
+    return NodeCount(nodes=nodes, plan=plan)
+
+
+def check_size(request: ServeRequest, plan: MemoryPlan, least: NodeCount) -> None:
+    """Raise HostError if the plan of a node does not fit its memory."""
+    nodes = request.node.nodes
+    if plan.fits and 0 < least.nodes <= nodes:
         return
 
     pool = request.memory
     weights = request.weights
-    size = f"{fit.weights_gib / fit.nodes:.0f}"
+    size = f"{plan.rows[0].gib:.0f}"
     source = ""
-    if weights and weights.is_least:
+    if weights and weights.is_least and not plan.is_whole:
         size = f"at least {size}"
         source = f" (by {weights.source})"
 
-    margin = load_flag_rules().memory.margin_gib
+    beside = sum(row.gib for row in plan.rows[1:])
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
-
     raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node{source}, and there is room "
-        f"for {max(fit.room_gib, 0):.0f}",
-        why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {margin:.0f} for "
+        f"for {max(plan.room_gib - beside, 0):.0f}",
+        why=f"{plan.share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {beside:.0f} for "
         f"activations and the least KV cache{rest}",
-        hint="take " + "; or ".join(_ways_out(request, share, fit)),
+        hint="take " + "; or ".join(_ways_out(request, plan, least)),
     )
 
 
-def _ways_out(request: ServeRequest, share: float, fit: Fit) -> list[str]:
+def _ways_out(request: ServeRequest, plan: MemoryPlan, least: NodeCount) -> list[str]:
     """Return hints for a model that does not fit, the best first: other nodes, another model."""
     preset = request.node.preset
     instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
 
     if not request.memory.shared:
-        margin = load_flag_rules().memory.margin_gib
-        enough = math.ceil((fit.weights_gib / fit.nodes + margin) / share)
+        enough = math.ceil(sum(row.gib for row in plan.rows) / plan.share)
         return [
             instead,
             f"a GPU with {enough} GiB",
             "for a line that a Spark runs: --target gb10",
         ]
 
-    nodes = fit.fitting_nodes
-    if 0 < nodes <= _MOST_NODES:
-        return [f"{nodes} nodes: --role head --nodes {nodes}", instead]
-    return [instead]
+    if not least.nodes:
+        return [instead]
+    what = f"{least.nodes} nodes: --role head --nodes {least.nodes}"
+    if least.plan and least.plan.longest_context:
+        weights = least.plan.rows[0].gib
+        tokens = least.plan.longest_context
+        what += f" ({weights:.0f} GiB each, at most {tokens:,} tokens)"
+    return [what, instead]
 
 
 def choose_preset(model: str, named: str | None, environment: Values) -> Preset | None:
@@ -365,60 +285,6 @@ def choose_preset(model: str, named: str | None, environment: Values) -> Preset 
         why="it is neither a preset nor here, and like the name of one",
         hint=f"did you mean {' or '.join(similar)}? If there is such a model, add --preset none",
     )
-
-
-@frozen
-class MemoryPool:
-    """The memory that a model must fit into; ``gib`` is None if its size is unknown.
-
-    ``shared`` says that CPU and GPU share it; otherwise it is the GPU's alone. ``whose`` names the
-    device. ``note`` tells a user which size was used and why, "" for the host's own size.
-    """
-
-    gib: float | None
-    shared: bool
-    whose: str
-    note: str = ""
-
-
-def memory_pool(host: Host, node: Node) -> MemoryPool:
-    """Return the memory of the host, or an assumed one if the node is for another device.
-
-    It is also assumed if the host does not tell the size of its memory or has no GPU.
-    """
-    if node.target == DEFAULT_TARGET and not host.gpus:
-        return _assumed_pool(node.target, "no GPU is found here")
-    if node.target != host.target:
-        return _assumed_pool(node.target, f"for {node.target}, which this host is not")
-    if is_unified(host.target):
-        if host.memory is None:
-            return _assumed_pool(node.target, "/proc/meminfo cannot be read")
-        gib = host.memory.total / KIB_PER_GIB
-        return MemoryPool(gib=gib, shared=True, whose="this host")
-
-    gpu = host.gpus[0]
-    if gpu.memory is None:
-        note = f"{_UNCHECKED} nvidia-smi does not say how much memory {gpu.name} has"
-        return MemoryPool(gib=None, shared=False, whose=gpu.name, note=note)
-
-    gib = gpu.memory / MIB_PER_GIB
-    note = (
-        f"sized for {gpu.name}, with {gib:.1f} GiB of its own: vLLM's share of it, "
-        "since that of presets and rules is for memory which CPU and GPU share"
-    )
-    return MemoryPool(gib=gib, shared=False, whose=gpu.name, note=note)
-
-
-def _assumed_pool(device: str, reason: str) -> MemoryPool:
-    """Return the known size for a Spark, and an unknown size for another device."""
-    if device != DEFAULT_TARGET:
-        note = f"{_UNCHECKED} {reason}, and {device}'s memory is not known here"
-        shared = is_unified(device)
-        return MemoryPool(gib=None, shared=shared, whose=device, note=note)
-
-    gib = load_flag_rules().memory.total_gib
-    note = f"{reason}: sized for a Spark, with {gib} GiB that CPU and GPU share"
-    return MemoryPool(gib=gib, shared=True, whose="a Spark", note=note)
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:

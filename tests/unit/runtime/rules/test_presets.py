@@ -6,6 +6,7 @@ import pytest
 
 from patchkit.errors import UsageError
 from patchkit.records import read_toml
+from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.rules import presets
 from patchkit.runtime.rules.presets import find_preset, load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import within
@@ -32,9 +33,10 @@ def test_the_presets():
         rule.flag for rule in rules.leave_out if not rule.when and not rule.values
     }
     assert len(load_presets()) == 68
+    size = load_budget().size
     for preset in load_presets():
         share = min(float(preset.flags.get("--gpu-memory-utilization", 0.8)), 0.85)
-        room = share * rules.memory.total_gib - rules.memory.margin_gib
+        room = share * size.total_gib - size.margin_gib
         if preset.weights_gib is not None:
             assert preset.single == (preset.weights_gib <= room), preset.id
             assert preset.weights_gib / preset.nodes <= room, preset.id
@@ -96,7 +98,7 @@ def test_what_means_nothing(tmp_path):
             'confidence = "total"',
             "[1].confidence: is 'total', not one of",
         ),
-        ("\n[memory]", "\n[menory]", "flags.toml: menory: unknown key"),
+        ("\n[preset]", "\n[preseet]", "flags.toml: preseet: unknown key"),
     ):
         assert old in text
         rules.write_text(text.replace(old, new, 1))

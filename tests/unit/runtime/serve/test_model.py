@@ -1,7 +1,6 @@
 """A mistyped model stops a pipeline; another model is served, with flags that fit any."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -9,18 +8,16 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
+from patchkit.runtime.memory.checkpoint import weights_gib
+from patchkit.runtime.memory.weights import find_weights
 from patchkit.runtime.rules.releases import variable_table
-from patchkit.runtime.serve.checkpoint import weights_gib
-from patchkit.runtime.serve.command_notes import context_notes
 from patchkit.runtime.serve.request import (
     choose_preset,
-    find_weights,
-    measure_fit,
+    count_nodes,
+    memory_request,
 )
 from support import write_files
-from support.hub import checkpoint
 from tools import serve_lines
-from tools.serve_lines import served
 
 
 def test_a_slip_is_an_error():
@@ -242,7 +239,8 @@ def test_a_preset_knows_more_than_a_size_that_is_a_least_one(single, nodes):
     request = serve_lines.request("0.33.0", {"model": "deepseek-ai/DeepSeek-V4-Flash"})
     preset = replace(request.node.preset, single=single)
     asked = replace(request, node=replace(request.node, preset=preset))
-    assert measure_fit(asked, 0.99).fitting_nodes == nodes
+    memory = memory_request(asked, {"--gpu-memory-utilization": "0.99"})
+    assert count_nodes(asked, memory).nodes == nodes
 
 
 @pytest.mark.parametrize(
@@ -276,59 +274,6 @@ def test_two_copies_are_for_what_one_spark_holds():
         )
         assert done.exit_code == 0, done.output
         assert ("two copies may serve more" in done.stderr) is told
-
-
-# 36 layers with 8 heads of 64 values for keys and for values, in 2 bytes.
-GQA = {
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "num_attention_heads": 64,
-    "head_dim": 64,
-}
-LEFT = 119.7 * 0.8 - 4 - 90
-MLA = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-
-
-@pytest.mark.parametrize(
-    ("config", "most"),
-    [
-        (GQA, int(LEFT * 2**30 / (2 * 36 * 8 * 64 * 2))),
-        (MLA, int(LEFT * 2**30 / (61 * 576 * 2))),
-        (GQA | {"layer_types": ["full_attention", "sliding_attention"] * 2}, None),
-        (GQA | {"compress_ratios": [4]}, None),
-        (GQA | {"sliding_window": 128}, None),
-        (
-            GQA | {"head_dim": None, "hidden_size": 64 * 64},
-            int(LEFT * 2**30 / (2 * 36 * 8 * 64 * 2)),
-        ),
-        ({}, None),
-        # what somebody else wrote
-        (GQA | {"head_dim": None, "hidden_size": "wide"}, None),
-        (GQA | {"head_dim": None, "hidden_size": [4096]}, None),
-        (GQA | {"num_hidden_layers": 1 << 53, "head_dim": 1 << 53}, None),
-        (
-            MLA | {"qk_rope_head_dim": "64", "num_hidden_layers": 122},
-            int(LEFT * 2**30 / (122 * 512 * 2)),
-        ),
-    ],
-)
-def test_a_context_that_cannot_fit_is_told(tmp_path, config, most):
-    header = {"layers.0.a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}
-    config = {"num_hidden_layers": 1, "max_position_embeddings": 131072} | config
-    config |= {"num_experts": 1, "num_experts_per_tok": 1}
-    here = checkpoint(tmp_path, header, config)
-    told = served(
-        "0.33.0", {"model": "some/model", "folder_gib": 90.0, "checkpoint": here}
-    )
-    notes = [note for note in told.notes if "tokens does not fit" in note]
-    assert len(notes) == (most is not None)
-    if most:
-        assert "a context of 131072 tokens does not fit" in notes[0]
-        unreadable = {"--max-model-len": "²"}
-        fit = measure_fit(told.request, 0.8, drafts=False)
-        assert list(context_notes(told.request, unreadable, fit)) == []
-        number = int(re.search(r"Add --max-model-len (\d+) or less", notes[0])[1])
-        assert number == pytest.approx(most, rel=0.01)
 
 
 def test_a_release_newer_than_all_known_ones_is_told():

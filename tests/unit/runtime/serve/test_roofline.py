@@ -5,9 +5,9 @@ import json
 import pytest
 
 from patchkit.errors import UsageError
+from patchkit.runtime.memory.checkpoint import find_checkpoint
 from patchkit.runtime.rules.presets import named_preset
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.serve.checkpoint import find_checkpoint
 from support.hub import checkpoint
 from tools.serve_lines import TWO, served
 

@@ -6,9 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from patchkit.foreign import whole_number
 from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import read_json
 from patchkit.units import BYTES_PER_GIB
@@ -18,7 +20,7 @@ PLAIN = ("BF16", "F16")
 
 # Names that different models use in their configs and for their tensors.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_EXPERTS_PER_TOKEN = (
+EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
     "top_k_experts",
     "num_experts_per_token",
@@ -27,9 +29,10 @@ _EXPERTS_PER_TOKEN = (
 )
 _ASIDE = re.compile(r"(?:^|\.)(?:mtp|visual|vision|audio|talker|code2wav)\w*\.")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_EMBEDDINGS = re.compile(
+EMBEDDINGS = re.compile(
     r"(?:^|\.)(?:embed_tokens|tok_embeddings|embeddings|embed|wte)\."
 )
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _FILE_COUNT = re.compile(r"-of-0*(\d+)\.")
 _NO_CHECKPOINT = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 _LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
@@ -37,13 +40,18 @@ _LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
 
 @frozen
 class Tensor:
-    """A tensor. ``size`` is in bytes; ``layer`` is None if it is outside the numbered layers."""
+    """A tensor, or that of all experts of a layer, named ``experts.*``. ``size`` is in bytes.
+
+    ``layer`` is None if it is outside the numbered layers. ``aside`` says that it is not read for
+    every token: it is for drafting, images or audio.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     size: int
     layer: int | None
+    aside: bool = False
 
 
 @frozen
@@ -51,24 +59,25 @@ class Checkpoint:
     """The config and the tensors of a checkpoint.
 
     In ``config``, the values of ``text_config`` have replaced those of the whole. ``aside`` are the
-    names of tensors that are not read for every token: for drafting, images and audio. ``reads``
-    are the bytes of weights that are read for a token.
+    tensors that are not read for every token. ``reads`` are the bytes of weights that are read for
+    a token, ``largest_file`` those of the largest file.
     """
 
     config: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
-    aside: tuple[str, ...]
+    aside: tuple[Tensor, ...]
     reads: float
+    largest_file: int = 0
 
     @property
     def has_plain_head(self) -> bool:
         """Return whether the output head is in 16 bits and no drafting part has its own head."""
-        if any("head." in name for name in self.aside):
+        if any("head." in tensor.name for tensor in self.aside):
             return False
 
         heads = [tensor for tensor in self.tensors if "head." in tensor.name]
         if not heads:
-            heads = [row for row in self.tensors if _EMBEDDINGS.search(row.name)]
+            heads = [row for row in self.tensors if EMBEDDINGS.search(row.name)]
 
         return len(heads) == 1 and heads[0].dtype in PLAIN
 
@@ -79,13 +88,16 @@ def find_checkpoint(model: str, environment: Values) -> Checkpoint | None:
     If there are several, return the one with the most bytes read for a token. Return None if none
     can be read.
     """
-    checkpoints = []
     snapshots = download_folder(model, environment).glob("snapshots/*")
-    for folder in (Path(model), *snapshots):
-        with contextlib.suppress(*_NO_CHECKPOINT):
-            checkpoints.append(_read_checkpoint(folder))
-
+    checkpoints = filter(None, map(folder_checkpoint, (Path(model), *snapshots)))
     return max(checkpoints, key=lambda checkpoint: checkpoint.reads, default=None)
+
+
+def folder_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the checkpoint in a folder, None if it cannot be used."""
+    with contextlib.suppress(*_NO_CHECKPOINT):
+        return _read_checkpoint(folder)
+    return None
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
@@ -94,34 +106,55 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     # text_config may name other architectures, but those of the whole model count.
     architectures = tuple(config.get("architectures") or ())
     config |= {**config.get("text_config", {}), "architectures": architectures}
+    # Nested parts are about images, audio and quantization; the tensors tell what is needed.
+    config = {
+        key: value for key, value in config.items() if not isinstance(value, dict)
+    }
 
-    tensors = []
-    aside = []
+    layers = int(config["num_hidden_layers"])
+    by_name: dict[str, Tensor] = {}
     for name, header in _read_headers(folder).items():
-        begin, end = header["data_offsets"]
-        layer = _LAYER.search(name)
-        tensor = Tensor(
-            name=name,
-            dtype=str(header.get("dtype")),
-            shape=tuple(map(int, header.get("shape", ()))),
-            size=end - begin,
-            layer=int(layer[1]) if layer else None,
-        )
+        tensor = _read_tensor(name, header, layers)
+        former = by_name.get(tensor.name)
+        size = tensor.size + (former.size if former else 0)
+        by_name[tensor.name] = replace(tensor, size=size)
 
-        # Layers beyond num_hidden_layers are for drafting. Image and audio parts work on prompts,
-        # not on each token.
-        is_beyond = layer and int(layer[1]) >= int(config["num_hidden_layers"])
-        if is_beyond or _ASIDE.search(name):
-            aside.append(name)
-        else:
-            tensors.append(tensor)
-
+    tensors = [tensor for tensor in by_name.values() if not tensor.aside]
     return Checkpoint(
         config=config,
         tensors=tuple(tensors),
-        aside=tuple(aside),
+        aside=tuple(tensor for tensor in by_name.values() if tensor.aside),
         reads=_count_reads(config, tensors),
+        largest_file=max(path.stat().st_size for path in _weight_files(folder)),
     )
+
+
+def _read_tensor(name: str, header: Fields, layers: int) -> Tensor:
+    """Return a tensor by its safetensors header; ``layers`` is the number of numbered layers.
+
+    Layers beyond are for drafting. Image and audio parts work on prompts, not on each token.
+    """
+    begin, end = header["data_offsets"]
+    number = _LAYER.search(name)
+    layer = int(number[1]) if number else None
+    is_beyond = layer is not None and layer >= layers
+
+    return Tensor(
+        name=_EXPERT.sub(".experts.*.", name),
+        dtype=str(header.get("dtype")),
+        shape=tuple(map(int, header.get("shape", ()))),
+        size=end - begin,
+        layer=layer,
+        aside=is_beyond or bool(_ASIDE.search(name)),
+    )
+
+
+def read_count(config: Mapping[str, Any], key: str) -> int:
+    """Return a whole number from a config, 0 if the key is missing or has another value."""
+    try:
+        return whole_number(config.get(key))
+    except ValueError:
+        return 0
 
 
 def _read_headers(folder: Path) -> Fields:
@@ -130,9 +163,7 @@ def _read_headers(folder: Path) -> Fields:
     Raises ValueError if there are not as many files as their names say (``00001-of-00004``), or if
     a header is no JSON, or too long.
     """
-    # Take all files only if none is called model*: some repositories have the same weights again
-    # as consolidated.safetensors.
-    paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
+    paths = _weight_files(folder)
     headers: Fields = {}
     for path in paths:
         count = _FILE_COUNT.search(path.name)
@@ -147,10 +178,28 @@ def _read_headers(folder: Path) -> Fields:
     return headers
 
 
+def head_size(config: Mapping[str, Any]) -> int:
+    """Return the numbers of an attention head, 0 if the config does not tell it."""
+    size = read_count(config, "head_dim")
+    heads = read_count(config, "num_attention_heads")
+    if not size and heads:
+        size = read_count(config, "hidden_size") // heads
+    return size
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights in a folder.
+
+    All files count only if none is called model*: some repositories have the same weights again as
+    consolidated.safetensors.
+    """
+    return [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
+
+
 def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """Return the bytes of weights that are read for a token: all, but only the chosen experts."""
     experts = max(config.get(key) or 0 for key in _EXPERTS)
-    experts_per_token = max(config.get(key) or 0 for key in _EXPERTS_PER_TOKEN)
+    experts_per_token = max(config.get(key) or 0 for key in EXPERTS_PER_TOKEN)
 
     # A model without a head uses its embeddings as the head.
     is_tied = not any("head." in tensor.name for tensor in tensors)
@@ -159,7 +208,7 @@ def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     for tensor in tensors:
         if ".experts." in tensor.name:
             reads += tensor.size * (experts_per_token / experts)
-        elif is_tied or not _EMBEDDINGS.search(tensor.name):
+        elif is_tied or not EMBEDDINGS.search(tensor.name):
             reads += tensor.size
 
     return reads

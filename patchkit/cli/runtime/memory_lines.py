@@ -1,0 +1,50 @@
+"""Show the plan of a node's memory: a picture of its GiB, and a line for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from patchkit.runtime.memory.plan import MemoryPlan, MemoryRow
+
+_WIDTH = 60  # columns of the picture
+_CACHE = "KV cache"
+
+
+def memory_lines(plan: MemoryPlan) -> Iterator[str]:
+    """Yield the lines of a plan; none for a plan that lacks parts."""
+    total = plan.pool.gib
+    if not (total and plan.is_whole):
+        return
+
+    cache = MemoryRow(name=_CACHE, gib=max(plan.cache_gib, 0), source=_cache_text(plan))
+    rows = [*plan.rows, cache, *plan.outside]
+    rest = total - sum(row.gib for row in rows)
+    rows.append(
+        MemoryRow(name="unused", gib=rest, source="--gpu-memory-utilization leaves it")
+    )
+
+    yield f"memory of a node: {total:.1f} GiB"
+    yield f"  {_draw(rows, total)}"
+    for row in rows:
+        if row.gib > 0:
+            yield f"  {row.name:<12}{row.gib:6.1f}  {row.source}"
+
+
+def _cache_text(plan: MemoryPlan) -> str:
+    """Return the longest context that the cache holds, and how many such requests at once."""
+    longest = plan.longest_context
+    requests = plan.fitting_sequences(longest)
+    noun = "request" if requests == 1 else "requests"
+    return f"{requests} {noun} of {longest:,} tokens"
+
+
+def _draw(rows: list[MemoryRow], total: float) -> str:
+    """Return a bar in which each part has its first letter, as wide as its share."""
+    bar = ""
+    end = 0.0
+    for row in rows:
+        end += max(row.gib, 0)
+        letter = row.name[0].upper() if row.name != "unused" else "."
+        columns = round(end / total * _WIDTH)
+        bar += letter * (columns - len(bar))
+    return f"[{bar[:_WIDTH]:.<{_WIDTH}}]"

@@ -1,0 +1,1 @@
+"""Plan what each node's memory will hold when it serves a model."""

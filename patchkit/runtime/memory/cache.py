@@ -1,0 +1,246 @@
+"""Tell from a model's config what its KV cache and its recurrent states take on one rank.
+
+vLLM puts layers that keep the same into groups of equal size, and gives each request blocks of
+every group: all tokens for full attention, the last ones for a sliding window, one state for a
+recurrent layer. A state takes one block, so blocks are at least as large as a state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from patchkit.frozen import Values, frozen
+from patchkit.runtime.memory.budget import load_budget
+from patchkit.runtime.memory.checkpoint import head_size, read_count
+from patchkit.runtime.memory.weights import division_of
+from patchkit.runtime.rules.presets import DRAFTING
+
+CACHE_TYPE = "--kv-cache-dtype"
+_BLOCK = 16  # tokens: vLLM's least block
+_PLAIN_BYTES = 2
+_FLOAT_BYTES = 4
+_MOST_LAYERS = 10_000  # a larger number is no model's
+_SIMILAR = 1.25  # groups whose sizes differ by less are filled up to the larger size
+
+# Bytes per token and layer of caches of their own form, by vLLM's MLA kernels for sparse attention.
+_SPARSE_BYTES = 656
+_SCALE_BYTES = 4  # of the indexer, for its 128 values of one byte
+
+_DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+# Beginnings of keys in configs of models whose cache is compressed, or of another form.
+_OTHER_CACHE = ("compress", "hybrid_layer", "linear_attn_config")
+
+
+@frozen
+class CacheGroup:
+    """Layers that keep the same for a request, on one rank.
+
+    ``token_bytes`` are for a token and layer; ``window`` is the number of tokens that are kept, 0
+    for all. ``state_bytes`` are for a request and layer, 0 for attention.
+    """
+
+    layers: int
+    token_bytes: float = 0
+    window: int = 0
+    state_bytes: float = 0
+
+
+@frozen
+class CacheShape:
+    """All that a request keeps on one rank; ``batch`` are the tokens that one step computes."""
+
+    groups: tuple[CacheGroup, ...]
+    batch: int
+
+    def request_bytes(self, tokens: int) -> float:
+        """Return the bytes that one request with so many tokens takes."""
+        width = self._group_width()
+        block = self._block_tokens()
+
+        size = 0.0
+        for group in self.groups:
+            layers = math.ceil(group.layers / width) * width
+            if group.state_bytes:
+                size += layers * max(group.state_bytes, block * self._attention_bytes())
+                continue
+
+            kept = tokens
+            if group.window:
+                # While a step computes, its tokens are kept beside the window.
+                kept = min(tokens, group.window - 1 + self.batch)
+            blocks = math.ceil(kept / block) + bool(group.window and kept < tokens)
+            size += layers * blocks * block * group.token_bytes
+        return size
+
+    def longest_context(self, free_bytes: float, most: int) -> int:
+        """Return the most tokens, up to ``most``, of a request that fits, 0 if none does."""
+        shortest = 0
+        longest = most
+        while shortest < longest:
+            tokens = (shortest + longest + 1) // 2
+            if self.request_bytes(tokens) <= free_bytes:
+                shortest = tokens
+            else:
+                longest = tokens - 1
+        return shortest
+
+    def _group_width(self) -> int:
+        """Return how many layers of a kind vLLM puts into one group."""
+        counts = [group.layers for group in self.groups]
+        most = max(counts)
+        return most if most < min(counts) * _SIMILAR else min(counts)
+
+    def _attention_bytes(self) -> float:
+        return max(group.token_bytes for group in self.groups)
+
+    def _block_tokens(self) -> int:
+        """Return the tokens of a block: as many as make it as large as a state."""
+        state = max(group.state_bytes for group in self.groups)
+        least = _BLOCK * self._attention_bytes()
+        if not (state and least):
+            return _BLOCK
+        return _BLOCK * math.ceil(state / least)
+
+
+def cache_shape(
+    config: Mapping[str, Any], flags: Values, batch: int
+) -> CacheShape | None:
+    """Return what a request keeps, None if the config or the type of the cache is of another kind.
+
+    ``batch`` are the tokens that one step computes.
+    """
+    division = division_of(flags)
+    value_bytes = load_budget().size.cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
+    kinds = layer_kinds(config)
+    if not (value_bytes and kinds):
+        return None
+    if DRAFTING in flags:
+        # A drafter attends to all tokens, too, mostly with one layer.
+        drafting_layers = [read_count(config, key) for key in _DRAFTING_LAYERS]
+        kinds += ["all"] * max(*drafting_layers, 1)
+    if "--disable-hybrid-kv-cache-manager" in flags:
+        kinds = ["all" if kind == "window" else kind for kind in kinds]
+
+    groups = []
+    for kind, count in Counter(kinds).items():
+        layers = math.ceil(count / division.layer)
+        if kind == "state":
+            state = _state_bytes(config, flags) / division.tensor
+            group = CacheGroup(layers=layers, state_bytes=state)
+        else:
+            token = _token_bytes(config, value_bytes, division.tensor)
+            window = _window(config) if kind == "window" else 0
+            group = CacheGroup(layers=layers, token_bytes=token, window=window)
+        if not (group.token_bytes or group.state_bytes):
+            return None
+        groups.append(group)
+    return CacheShape(groups=tuple(groups), batch=batch)
+
+
+def layer_kinds(config: Mapping[str, Any]) -> list[str]:
+    """Return the kind of each layer that keeps something, [] if it is not known for all."""
+    if any(name.startswith(_OTHER_CACHE) for name in config):
+        return []
+
+    budget = load_budget()
+    names = _layer_names(config)
+    kinds = [budget.layers.get(name, "") for name in names]
+    if not all(kinds):
+        return []
+
+    # The last layers of some models use the cache of earlier ones.
+    shared = read_count(config, "num_kv_shared_layers")
+    own_kinds = kinds[: len(kinds) - shared]
+    return [kind for kind in own_kinds if kind != "none"]
+
+
+def _layer_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the name of each layer's kind, as configs write it in ``layer_types``."""
+    layers = read_count(config, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        return []
+
+    types = config.get("layer_types")
+    if isinstance(types, list):
+        return [str(name) for name in types]
+
+    letters = config.get("hybrid_override_pattern")
+    if isinstance(letters, str):
+        names = load_budget().pattern
+        return [names.get(letter, letter) for letter in letters]
+
+    if interval := read_count(config, "full_attention_interval"):
+        return _each(interval, layers, "linear_attention")
+    if interval := read_count(config, "sliding_window_pattern"):
+        return _each(interval, layers, "sliding_attention")
+    if _window(config) and config.get("use_sliding_window", True):
+        return ["sliding_attention"] * layers
+    if _first_count(config, "kernel"):
+        return []
+    return ["full_attention"] * layers
+
+
+def _each(interval: int, layers: int, name: str) -> list[str]:
+    """Return the names of layers of which one in ``interval`` has full attention."""
+    return [
+        name if number % interval else "full_attention"
+        for number in range(1, layers + 1)
+    ]
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    window = read_count(config, "sliding_window")
+    return window or read_count(config, "attention_chunk_size")
+
+
+def _token_bytes(
+    config: Mapping[str, Any], value_bytes: float, tensor_parts: int
+) -> float:
+    """Return the bytes that an attention layer keeps for a token on one rank, 0 if unknown."""
+    if rank := read_count(config, "kv_lora_rank"):
+        # With multi-head latent attention, every rank keeps the whole cache.
+        size = (rank + read_count(config, "qk_rope_head_dim")) * value_bytes
+        indexer = read_count(config, "index_head_dim")
+        if indexer and value_bytes == 1:
+            size = _SPARSE_BYTES
+        return size + (indexer + _SCALE_BYTES if indexer else 0)
+
+    queries = read_count(config, "num_attention_heads")
+    heads = read_count(config, "num_key_value_heads") or queries
+    return (
+        2 * head_size(config) * max(heads / tensor_parts, 1) * value_bytes
+        if heads
+        else 0
+    )
+
+
+def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
+    """Return the bytes of a recurrent layer's state for one request, 0 if unknown."""
+    kernel = _first_count(config, "kernel") - 1
+    if value_heads := _first_count(config, "value_heads"):
+        key_size = _first_count(config, "key_size")
+        value_size = _first_count(config, "value_size")
+        channels = 2 * _first_count(config, "key_heads") * key_size
+        channels += value_heads * value_size
+        values = value_heads * key_size * value_size
+    else:
+        inner = _first_count(config, "heads") * _first_count(config, "head_size")
+        states = _first_count(config, "states")
+        channels = inner + 2 * _first_count(config, "groups") * states
+        values = inner * states
+
+    kept_type = flags.get("--mamba-ssm-cache-dtype", "auto")
+    if kept_type == "auto":
+        kept_type = str(config.get("mamba_ssm_dtype", ""))
+    size = _FLOAT_BYTES if kept_type == "float32" else _PLAIN_BYTES
+    return kernel * channels * _PLAIN_BYTES + values * size
+
+
+def _first_count(config: Mapping[str, Any], name: str) -> int:
+    """Return the number for which configs have several keys, 0 if there is none."""
+    counts = [read_count(config, key) for key in load_budget().state[name]]
+    return max(counts)

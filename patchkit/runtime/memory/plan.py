@@ -1,0 +1,307 @@
+"""Plan what each node's memory will hold when it serves a model, in GiB, before it starts.
+
+vLLM takes its part of the memory only after minutes of loading. If it takes too much on a machine
+whose CPU and GPU share their memory, the whole machine stops. The plan is made of what checkpoint,
+config and flags say. Without them it holds what is known: the size of the weights, and a margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from patchkit.frozen import Values, frozen
+from patchkit.runtime.memory.budget import load_budget
+from patchkit.runtime.memory.cache import CacheShape, cache_shape
+from patchkit.runtime.memory.checkpoint import (
+    EXPERTS_PER_TOKEN,
+    Checkpoint,
+    read_count,
+)
+from patchkit.runtime.memory.pool import MemoryPool
+from patchkit.runtime.memory.weights import (
+    LAYER_PARTS,
+    TENSOR_PARTS,
+    Division,
+    Weights,
+    division_of,
+    embedding_bytes,
+    rank_bytes,
+)
+from patchkit.runtime.rules.presets import DRAFTING
+from patchkit.units import BYTES_PER_GIB
+
+SHARE = "--gpu-memory-utilization"
+LENGTH = "--max-model-len"
+SEQUENCES = "--max-num-seqs"
+BATCH = "--max-num-batched-tokens"
+
+_TENSOR_PARTS = (1, 2, 4, 8)  # numbers that divide the heads of most models
+_DEFAULT_BATCH = (
+    2048  # vLLM's own where NVML does not tell the memory, and from 0.33 on a GB10
+)
+_DEFAULT_SEQUENCES = 256
+_LEAST_CONTEXT = (
+    8192  # tokens of a request that a model is worth starting for: a choice
+)
+_OF_THE_MODEL = ("processes", "kept free")  # what a start adds to a running system
+_LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many tokens
+_PLAIN_BYTES = 2
+_SAMPLER_BYTES = (
+    20  # per sequence and entry of the vocabulary: logits, sorted, indices, sums
+)
+_MLA_WORKSPACE = 65536  # tokens for which MLA unpacks keys and values at once
+
+
+@frozen
+class MemoryRow:
+    """A part of a node's memory; ``source`` says, in words, how its size is known."""
+
+    name: str
+    gib: float
+    source: str
+
+
+@frozen
+class MemoryRequest:
+    """What is to be served, and in which memory. ``flags`` are those of the command.
+
+    ``nodes`` are those that share the model. ``drafter_gib`` is the size of a second checkpoint.
+    ``has_server`` says that the API server runs on the node, ``ray`` that Ray starts the ranks.
+    """
+
+    pool: MemoryPool
+    weights: Weights
+    checkpoint: Checkpoint | None
+    drafter_gib: float
+    flags: Values
+    nodes: int
+    has_server: bool
+    ray: bool
+
+    @property
+    def share(self) -> float:
+        """Return the part of the memory that vLLM may take."""
+        return float(self.flags.get(SHARE, load_budget().size.share))
+
+    def on(self, nodes: int) -> MemoryRequest:
+        """Return the same request for another number of nodes."""
+        has_pipeline = division_of(self.flags).layer > 1 or nodes not in _TENSOR_PARTS
+        parts = (1, nodes) if has_pipeline else (nodes, 1)
+        tensor_parts, layer_parts = map(str, parts)
+        division = {TENSOR_PARTS: tensor_parts, LAYER_PARTS: layer_parts}
+        return replace(self, nodes=nodes, flags={**self.flags, **division})
+
+
+@frozen
+class MemoryPlan:
+    """What the memory of one node will hold.
+
+    ``rows`` are vLLM's on the GPU without the cache, ``outside`` are the others' and what is kept
+    free. ``cache`` is what requests keep, None if it is unknown; ``context`` are the tokens of the
+    longest request, 0 if unknown.
+    """
+
+    pool: MemoryPool
+    share: float
+    rows: tuple[MemoryRow, ...]
+    outside: tuple[MemoryRow, ...]
+    cache: CacheShape | None
+    context: int
+    sequences: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the plan has all parts, and no margin in their place."""
+        return self.cache is not None
+
+    @property
+    def room_gib(self) -> float:
+        """Return what vLLM can take on the GPU: its share, or all that the others leave."""
+        total = self.pool.gib or 0.0
+        rest = total - sum(row.gib for row in self.outside)
+        return min(total * self.share, rest)
+
+    @property
+    def cache_gib(self) -> float:
+        """Return what is left for the cache; it is negative if the rows alone do not fit."""
+        return self.room_gib - sum(row.gib for row in self.rows)
+
+    @property
+    def needed_gib(self) -> float:
+        """Return what must be free before the start: all rows, and a cache for one request."""
+        processes = [row.gib for row in self.outside if row.name in _OF_THE_MODEL]
+        rows = sum(row.gib for row in self.rows) + sum(processes)
+        return rows + self.request_gib(min(self.context, _LEAST_CONTEXT))
+
+    @property
+    def longest_context(self) -> int:
+        """Return the tokens of the longest request that fits, up to the model's own limit."""
+        if self.cache is None or self.cache_gib <= 0:
+            return 0
+        return self.cache.longest_context(self.cache_gib * BYTES_PER_GIB, self.context)
+
+    def request_gib(self, tokens: int) -> float:
+        """Return what the cache of one request with so many tokens takes, 0 if unknown."""
+        return self.cache.request_bytes(tokens) / BYTES_PER_GIB if self.cache else 0.0
+
+    def fitting_sequences(self, tokens: int) -> int:
+        """Return how many requests with so many tokens fit at once, 0 if unknown."""
+        if self.cache is None or self.cache_gib <= 0 or not tokens:
+            return 0
+        free = self.cache_gib * BYTES_PER_GIB
+        return int(free / self.cache.request_bytes(tokens))
+
+    @property
+    def fits(self) -> bool:
+        """Return whether weights and all else fit, with room for a request of some length."""
+        return self.cache_gib >= 0 and (self.cache is None or self.longest_context > 0)
+
+
+def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
+    """Return the plan for one node, None if the size of its memory is unknown."""
+    if request.pool.gib is None:
+        return None
+
+    checkpoint = request.checkpoint
+    batch = _read_number(request.flags, BATCH, _DEFAULT_BATCH)
+    shape = cache_shape(checkpoint.config, request.flags, batch) if checkpoint else None
+    rows = _known_rows(request)
+    outside: tuple[MemoryRow, ...] = ()
+    if checkpoint and shape:
+        rows = tuple(_rank_rows(request, checkpoint, batch))
+        outside = tuple(_outside_rows(request))
+
+    most = read_count(checkpoint.config, "max_position_embeddings") if checkpoint else 0
+    return MemoryPlan(
+        pool=request.pool,
+        share=request.share,
+        rows=rows,
+        outside=outside,
+        cache=shape,
+        context=_read_number(request.flags, LENGTH, most),
+        sequences=_read_number(request.flags, SEQUENCES, _DEFAULT_SEQUENCES),
+    )
+
+
+def _read_number(flags: Values, name: str, default: int) -> int:
+    """Return the value of a flag, ``default`` if it is missing, or 0 if it is no number."""
+    text = flags.get(name, "")
+    if not text:
+        return default
+    return int(text) if text.isdecimal() and len(text) <= _LENGTH_DIGITS else 0
+
+
+def _known_rows(request: MemoryRequest) -> tuple[MemoryRow, ...]:
+    """Return the weights, and a margin for all that is unknown without a config."""
+    drafter = request.drafter_gib if DRAFTING in request.flags else 0.0
+    weights = (request.weights.gib + drafter) / request.nodes
+    margin = load_budget().size.margin_gib
+
+    return (
+        MemoryRow(name="weights", gib=weights, source=request.weights.source),
+        MemoryRow(
+            name="margin", gib=margin, source="activations and the least KV cache"
+        ),
+    )
+
+
+def _rank_rows(
+    request: MemoryRequest, checkpoint: Checkpoint, batch: int
+) -> Iterator[MemoryRow]:
+    """Yield what a rank takes on the GPU beside the cache."""
+    flags = request.flags
+    beside = load_budget().beside
+    division = division_of(flags)
+
+    size = rank_bytes(checkpoint, division, flags) / BYTES_PER_GIB
+    yield MemoryRow(
+        name="weights", gib=size + beside.rounding_gib, source="its tensors"
+    )
+    if request.drafter_gib and DRAFTING in flags:
+        part = request.drafter_gib / division.tensor
+        yield MemoryRow(name="drafter", gib=part, source="its files")
+
+    activations = activation_bytes(checkpoint, division, flags, batch)
+    yield MemoryRow(
+        name="activations",
+        gib=activations / BYTES_PER_GIB,
+        source=f"{batch} tokens at once",
+    )
+    graphs = 0.0 if "--enforce-eager" in flags else beside.graphs_gib
+    yield MemoryRow(
+        name="CUDA", gib=beside.context_gib + graphs, source="measured on an H200"
+    )
+    if request.nodes > 1:
+        yield MemoryRow(name="NCCL", gib=beside.network_gib, source="assumed")
+
+
+def activation_bytes(
+    checkpoint: Checkpoint, division: Division, flags: Values, batch: int
+) -> float:
+    """Return the most that a rank takes beside weights and cache while it computes.
+
+    That is one of three: a step with the largest batch; sampling for all sequences; or the first
+    compilation, in which torch tries kernels on a copy of the table of embeddings.
+    """
+    config = checkpoint.config
+    sequences = _read_number(flags, SEQUENCES, _DEFAULT_SEQUENCES)
+    vocabulary = read_count(config, "vocab_size")
+    sampling = sequences * vocabulary * _SAMPLER_BYTES
+
+    compiling = 0.0
+    if "--enforce-eager" not in flags:
+        compiling = embedding_bytes(checkpoint, division.tensor)
+
+    step = batch * _step_width(config, division.tensor) * _PLAIN_BYTES
+    workspace = _mla_width(config, division.tensor) * _MLA_WORKSPACE * _PLAIN_BYTES
+    return max(step + workspace, sampling, compiling)
+
+
+def _step_width(config: Mapping[str, Any], tensor_parts: int) -> float:
+    """Return how many numbers a layer computes for a token, at most."""
+    hidden = read_count(config, "hidden_size")
+    dense = 3 * read_count(config, "intermediate_size") / tensor_parts
+
+    experts = max(read_count(config, key) for key in EXPERTS_PER_TOKEN)
+    inner = read_count(config, "moe_intermediate_size")
+    routed = experts * (3 * inner / tensor_parts + hidden)
+    return 4 * hidden + max(dense, routed)
+
+
+def _mla_width(config: Mapping[str, Any], tensor_parts: int) -> float:
+    """Return the numbers per token of MLA's workspace for prompts, 0 for other attention."""
+    rank = read_count(config, "kv_lora_rank")
+    if not rank:
+        return 0
+    head = read_count(config, "qk_nope_head_dim") + read_count(config, "v_head_dim")
+    unpacked = read_count(config, "num_attention_heads") * head / tensor_parts
+    return unpacked + rank + read_count(config, "qk_rope_head_dim")
+
+
+def _outside_rows(request: MemoryRequest) -> Iterator[MemoryRow]:
+    """Yield what others take of a memory that CPU and GPU share, and what is kept free."""
+    if not request.pool.shared:
+        return
+
+    beside = load_budget().beside
+    processes = beside.engine_gib
+    if request.has_server:
+        processes += beside.server_gib
+    if request.ray:
+        processes += beside.ray_gib
+    yield MemoryRow(
+        name="processes", gib=processes, source="partly measured on an H200"
+    )
+    yield MemoryRow(name="system", gib=beside.system_gib, source="assumed")
+    yield MemoryRow(name="kept free", gib=beside.floor_gib, source="memory_floor")
+
+
+def fitting_nodes(request: MemoryRequest, most: int) -> tuple[int, MemoryPlan | None]:
+    """Return the least number of nodes that hold the model, and their plan; (0, None) for none."""
+    for nodes in range(1, most + 1):
+        plan = plan_memory(request.on(nodes))
+        if plan and plan.fits:
+            return nodes, plan
+    return 0, None

@@ -1,0 +1,193 @@
+"""Tell the size of a model's weights, and the part of them that one rank holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from patchkit.frozen import Values, frozen
+from patchkit.runtime.memory.budget import load_budget
+from patchkit.runtime.memory.checkpoint import (
+    EMBEDDINGS,
+    Checkpoint,
+    Tensor,
+    head_size,
+    read_count,
+)
+from patchkit.runtime.rules.presets import DRAFTING, Preset, find_recipe
+from patchkit.units import BYTES_PER_GIB
+
+TENSOR_PARTS = "--tensor-parallel-size"
+LAYER_PARTS = "--pipeline-parallel-size"
+
+_BITS_PER_BYTE = 8
+_UNITS = {"b": 10**9, "t": 10**12}
+
+# 122B in Qwen3.5-122B-A10B. It does not match A10B (the parameters read for a token), nor 8x7B
+# (whose experts share layers, so that the product would be too large).
+_PARAMETERS = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])")
+_BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
+_WORDS = re.compile(r"[a-z0-9]+")
+
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|output|head)\.")
+_DRAFTING_PART = re.compile(r"(?:^|\.)mtp\w*\.")
+_KEYS_AND_VALUES = re.compile(r"\.[kv]_proj\.")
+_NEVER_LOADED = re.compile(r"rotary_emb\.|inv_freq")
+_PLAIN_BYTES = 2
+_FLOAT_BYTES = 4
+
+
+@frozen
+class Weights:
+    """The size of a model's weights; ``source`` says, in words, where it is from.
+
+    ``is_least`` says that the size is a lower bound, ``from_name`` that only the name tells it.
+    """
+
+    gib: float
+    source: str
+    is_least: bool = False
+    from_name: bool = False
+
+
+def find_weights(
+    model: str, preset: Preset | None, folder_gib: float | None, quantization: str = ""
+) -> Weights | None:
+    """Return the size of the weights from the best source, None if no source tells it.
+
+    ``folder_gib`` is the size of local files. ``quantization`` is that of the model, "" if unknown.
+    """
+    if folder_gib:
+        return Weights(gib=folder_gib, source="its files")
+    if preset and preset.weights_gib:
+        return Weights(gib=preset.weights_gib, source="its preset")
+
+    names = [model, preset.id] if preset else [model]
+    for name in names:
+        recipe = find_recipe(name)
+        if recipe and recipe.weights_gib:
+            return Weights(
+                gib=recipe.weights_gib, source="upstream's recipe", is_least=True
+            )
+
+    return _weigh_name(model, quantization)
+
+
+def _weigh_name(model: str, quantization: str) -> Weights | None:
+    """Return the least size that a model with this name can have, None if the name tells none."""
+    name = model.rstrip("/").rpartition("/")[2].lower()
+    sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
+    if not sizes:
+        return None
+
+    # Other numbers in a name may be the tokens of its training, or the size of a model that it was
+    # distilled from. The smallest number is safe for a lower bound.
+    parameters = min(sizes)
+    size_rules = load_budget().size
+    words = [*_WORDS.findall(name), quantization]
+    known_bits = [size_rules.bits[word] for word in words if word in size_rules.bits]
+    known_bits += map(float, _BITS.findall(name))
+    bits = min(known_bits, default=size_rules.least_bits)
+
+    return Weights(
+        gib=parameters * bits / _BITS_PER_BYTE / BYTES_PER_GIB,
+        source=f"its name: {parameters / 10**9:g} * 10^9 parameters in {bits:g} bits or more",
+        is_least=True,
+        from_name=True,
+    )
+
+
+@frozen
+class Division:
+    """How ranks divide a model: each layer in ``tensor`` parts, the layers in ``layer`` parts."""
+
+    tensor: int = 1
+    layer: int = 1
+
+
+def division_of(flags: Values) -> Division:
+    """Return the division that the flags of a command ask for."""
+    return Division(
+        tensor=int(flags.get(TENSOR_PARTS, 1)),
+        layer=int(flags.get(LAYER_PARTS, 1)),
+    )
+
+
+def rank_bytes(checkpoint: Checkpoint, division: Division, flags: Values) -> float:
+    """Return the bytes of weights of the rank that holds most."""
+    heads = read_count(checkpoint.config, "num_key_value_heads") or division.tensor
+    bytes_by_layer: Counter[int] = Counter()
+    outside = []
+
+    for tensor in _loaded_tensors(checkpoint, flags):
+        size = _loaded_size(tensor) / _count_parts(tensor, division.tensor, heads)
+        if tensor.layer is None or tensor.aside:
+            outside.append(size)
+        else:
+            bytes_by_layer[tensor.layer] += math.ceil(size)
+
+    layers = math.ceil(len(bytes_by_layer) / division.layer)
+    largest = sum(sorted(bytes_by_layer.values())[-layers:]) if layers else 0
+    if division.layer == 1:
+        return largest + sum(outside) + _rope_bytes(checkpoint)
+    # The first stage of a pipeline has the embeddings, the last one the head.
+    return largest + max(outside, default=0) + _rope_bytes(checkpoint)
+
+
+def embedding_bytes(checkpoint: Checkpoint, tensor_parts: int) -> float:
+    """Return the bytes of a rank's part of the table of embeddings, 0 if there is none."""
+    sizes = [row.size for row in checkpoint.tensors if EMBEDDINGS.search(row.name)]
+    return max(sizes, default=0) / tensor_parts
+
+
+def _loaded_tensors(checkpoint: Checkpoint, flags: Values) -> Iterator[Tensor]:
+    """Yield the tensors that vLLM loads: drafting parts only if it drafts with them."""
+    drafting = json.loads(flags.get(DRAFTING, "{}"))
+    drafts_itself = bool(drafting) and "model" not in drafting
+    is_tied = checkpoint.config.get("tie_word_embeddings") is True
+
+    for tensor in checkpoint.tensors:
+        is_second_table = is_tied and _HEAD.search(tensor.name)
+        if not is_second_table and not _NEVER_LOADED.search(tensor.name):
+            yield tensor
+
+    takes_images = "--language-model-only" not in flags
+    for tensor in checkpoint.aside:
+        is_drafting = tensor.layer is not None or _DRAFTING_PART.search(tensor.name)
+        # A drafting part takes over the embeddings and the head of the model.
+        is_shared = EMBEDDINGS.search(tensor.name) or _HEAD.search(tensor.name)
+        is_used_draft = is_drafting and drafts_itself and not is_shared
+        if is_used_draft or (takes_images and not is_drafting):
+            yield tensor
+
+
+def _loaded_size(tensor: Tensor) -> float:
+    """Return the bytes that a tensor takes once it is loaded: vLLM computes in 16 bits."""
+    is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+    if is_matrix and tensor.dtype == "F32":
+        return tensor.size * _PLAIN_BYTES / _FLOAT_BYTES
+    return tensor.size
+
+
+def _count_parts(tensor: Tensor, tensor_parts: int, heads: int) -> int:
+    """Return into how many parts the ranks divide a tensor; ``heads`` are those of keys."""
+    if any(re.search(pattern, tensor.name) for pattern in load_budget().whole.patterns):
+        return 1
+    if _KEYS_AND_VALUES.search(tensor.name):
+        return min(tensor_parts, heads)
+    return tensor_parts
+
+
+def _rope_bytes(checkpoint: Checkpoint) -> float:
+    """Return the bytes of the tables of rotations, which each rank holds whole.
+
+    Layers with a sliding window may have a table of their own.
+    """
+    config = checkpoint.config
+    size = read_count(config, "qk_rope_head_dim") or head_size(config)
+    positions = read_count(config, "max_position_embeddings")
+    tables = 2 if "rope_local_base_freq" in config else 1
+    return tables * positions * size * _PLAIN_BYTES

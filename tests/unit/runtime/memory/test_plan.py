@@ -1,0 +1,158 @@
+"""The plan of a node's memory agrees with what vLLM took.
+
+profile.json holds what vLLM 0.25.1 took on an H200 with checkpoints of random numbers: one kind of
+model a row, with its config, the tensors of its checkpoint, its flags, and bytes: of the weights,
+of activations, of one request with so many tokens, and the whole without the cache (None where
+other programs ran on the GPU). Of two ranks, one was started, with a stand-in for the other.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from patchkit.runtime.memory.cache import cache_shape
+from patchkit.runtime.memory.checkpoint import Checkpoint, Tensor
+from patchkit.runtime.memory.plan import MemoryRequest, plan_memory
+from patchkit.runtime.memory.pool import MemoryPool
+from patchkit.runtime.memory.weights import Weights
+
+GIB = 2**30
+PROFILE = Path(__file__).parents[3] / "data" / "memory" / "profile.json"
+KINDS = {row["kind"]: row for row in json.loads(PROFILE.read_text())}
+H200 = MemoryPool(gib=139.8, shared=False, whose="H200")
+
+
+def checkpoint_of(row):
+    tensors = []
+    for group in row["tensors"]:
+        first, end = group["layers"] or (None, None)
+        for layer in range(first, end) if group["layers"] else [None]:
+            name = group["name"].replace("layers.N.", f"layers.{layer}.")
+            fields = {key: group[key] for key in ("dtype", "size")}
+            shape = tuple(group["shape"])
+            tensors.append(Tensor(name=name, shape=shape, layer=layer, **fields))
+    return Checkpoint(config=row["config"], tensors=tuple(tensors), aside=(), reads=1.0)
+
+
+def plan_of(row, pool=H200, **changes):
+    fields = {
+        "pool": pool,
+        "weights": Weights(gib=1.0, source="its files"),
+        "checkpoint": checkpoint_of(row),
+        "drafter_gib": row["drafter"] / GIB,
+        "flags": row["flags"],
+        "nodes": 1,
+        "has_server": True,
+        "ray": False,
+    }
+    return plan_memory(MemoryRequest(**(fields | changes)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_is_what_vllm_took(kind):
+    row = KINDS[kind]
+    plan = plan_of(row)
+    gib = {part.name: part.gib for part in plan.rows}
+    weights = gib["weights"] + gib.get("drafter", 0.0)
+    assert weights == pytest.approx(row["weights"] / GIB, rel=0.01)
+    request = plan.request_gib(row["tokens"])
+    assert request == pytest.approx(row["request"] / GIB, rel=0.01)
+    if row["whole"]:
+        assert sum(gib.values()) == pytest.approx(row["whole"] / GIB, rel=0.05)
+
+
+SPARK = MemoryPool(gib=119.7, shared=True, whose="a Spark")
+# 36 layers with 8 heads of 64 values for keys and for values.
+GQA = {
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_attention_heads": 64,
+    "head_dim": 64,
+}
+MLA = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+# 48 layers, of which each fourth has attention: a state takes 1.05 MiB, a block 544 tokens.
+GDN = {
+    "num_hidden_layers": 48,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 18}
+FP8 = {"--kv-cache-dtype": "fp8"}
+TWO = {"--tensor-parallel-size": "2"}
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "size"),
+    [
+        (GQA, {}, 36 * 1024 * 2048),
+        (GQA, FP8, 36 * 1024 * 1024),
+        (GQA, TWO, 36 * 1024 * 1024),
+        (GQA | {"num_key_value_heads": 1}, TWO, 36 * 1024 * 256),
+        (GQA, {"--pipeline-parallel-size": "2"}, 18 * 1024 * 2048),
+        (GQA, {"--speculative-config": '{"method":"mtp"}'}, 37 * 1024 * 2048),
+        (GQA | {"num_kv_shared_layers": 6}, {}, 30 * 1024 * 2048),
+        (GQA | SLIDING | {"sliding_window": 128}, {}, 36 * 2048 * 1024),
+        (MLA, {}, 61 * 1024 * 576 * 2),
+        (MLA, TWO, 61 * 1024 * 576 * 2),
+        (MLA | {"index_head_dim": 128}, FP8, 61 * 1024 * (656 + 132)),
+        (GDN, {}, 36 * 544 * 2048 + 12 * 2 * 544 * 2048),
+        (GQA | {"head_dim": None, "hidden_size": 64 * 64}, {}, 36 * 1024 * 2048),
+        # What nothing is known of: other caches and types, and what somebody else wrote.
+        (GQA, {"--kv-cache-dtype": "nvfp4"}, None),
+        (GQA | {"compress_ratios": [4]}, {}, None),
+        (GQA | {"layer_types": ["lightning"]}, {}, None),
+        (GQA | {"head_dim": None, "hidden_size": [4096]}, {}, None),
+        (GQA | {"num_hidden_layers": 1 << 53, "head_dim": 1 << 53}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_request_takes(config, flags, size):
+    shape = cache_shape(config, flags, batch=2048)
+    assert (shape and shape.request_bytes(1024)) == size
+
+
+def test_a_window_keeps_no_more_than_it_needs():
+    shape = cache_shape(GQA | SLIDING | {"sliding_window": 128}, {}, batch=2048)
+    longer = shape.request_bytes(65536) - shape.request_bytes(32768)
+    assert longer == 18 * 32768 * 2048  # only layers with full attention grow
+
+
+@pytest.mark.parametrize("kind", ["llama8b", "gptoss", "moenvfp4"])
+@pytest.mark.parametrize("share", ["0.3", "0.8"])
+def test_the_longest_context_just_fits(kind, share):
+    row = KINDS[kind]
+    flags = row["flags"] | {"--gpu-memory-utilization": share}
+    flags["--max-model-len"] = str(10**9)
+    plan = plan_of(row, SPARK, flags=flags)
+    longest = plan.longest_context
+    assert plan.fits
+    assert plan.request_gib(longest) <= plan.cache_gib < plan.request_gib(longest + 16)
+    assert plan.fitting_sequences(longest) == 1
+    parts = [part.gib for part in (*plan.rows, *plan.outside)]
+    assert sum(parts) + plan.cache_gib <= SPARK.gib
+
+
+def test_a_rank_of_two_holds_half_of_what_is_divided():
+    row = KINDS["llama8b"]
+    one, two = (
+        plan_of(row, SPARK, nodes=nodes, flags=row["flags"] | flags)
+        for nodes, flags in ((1, {}), (2, TWO))
+    )
+    weights = [plan.rows[0].gib for plan in (one, two)]
+    assert weights[1] == pytest.approx(weights[0] / 2, rel=0.01)
+    assert [row.name for row in two.rows][-1] == "NCCL"
+
+
+@pytest.mark.parametrize("length", ["²", "auto", "9" * 16])
+def test_a_length_that_is_no_number_of_tokens_asks_for_none(length):
+    row = KINDS["llama8b"]
+    plan = plan_of(row, SPARK, flags=row["flags"] | {"--max-model-len": length})
+    assert plan.context == plan.longest_context == 0
