@@ -78,6 +78,7 @@ def _read_network(text: str) -> IPv4Network:
 
 
 _NETWORK = read_env_data("network")
+_PLAN = _NETWORK["plan"]
 _NETDEV = option(
     "--netdev", "netdevs", "Interface, instead of cabled ones.", multiple=True
 )
@@ -101,14 +102,24 @@ def net_command() -> None:
 @net_command.command("plan")
 @option("--node N", "Number of this node; 1 is the head.", type=int)
 @option("--role", "Of two nodes: node 1 or 2.", type=click.Choice(["head", "worker"]))
-@option("--nodes N", "How many.", type=int, default=2, show_default=True)
+@option(
+    "--nodes N",
+    "How many.",
+    type=click.IntRange(2),
+    default=2,
+    show_default=True,
+)
 @option(
     "--network NETWORK",
-    f"Renumber from here; default: keep, or {_NETWORK['plan']['network']}",
+    f"Renumber from here; default: keep, or {_PLAN['network']}",
     type=_read_network,
 )
 @_NETDEV
-@option("--mtu N", "MTU; default: keep it.", type=int)
+@option(
+    "--mtu N",
+    "MTU; default: keep it.",
+    type=click.IntRange(_PLAN["mtu_min"], _PLAN["mtu_max"]),
+)
 @ROOT
 @option("-o", "--output FILE", "Write the netplan file there.", type=PATH)
 @flag("--force", "Replace a FILE with another content.")

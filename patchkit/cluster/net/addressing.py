@@ -210,16 +210,12 @@ def make_net_plan(
     planner = _Planner(host, options, written, network)
     cages = planner.choose_cages()
     topology = _name_topology(options.nodes, len(cages))
-    plan = NetPlan(
+    return NetPlan(
         node=options.node or written.node or None,
         nodes=options.nodes,
         topology=topology,
         lines=tuple(planner.make_lines(cages, topology)),
     )
-
-    for line in plan.changes:
-        _check_mtu(line)
-    return plan
 
 
 def _name_topology(nodes: int, cages: int) -> str:
@@ -228,27 +224,10 @@ def _name_topology(nodes: int, cages: int) -> str:
     return "cable" if nodes == 2 else "switch"
 
 
-def _check_mtu(line: Line) -> None:
-    """Raise UsageError for an MTU that the interface does not take."""
-    smallest = _NETWORK["plan"]["mtu_min"]
-    largest = _NETWORK["plan"]["mtu_max"]
-
-    if not smallest <= line.mtu <= largest:
-        raise refusal(
-            "net-mtu",
-            mtu=line.mtu,
-            netdev=line.netdev,
-            least=smallest,
-            most=largest,
-        )
-
-
 def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
     """Raise UsageError if ``node`` is not one of ``nodes``, or the network is too small for all."""
     node = options.node
     nodes = options.nodes
-    if nodes < 2:
-        raise refusal("net-one-node", nodes=nodes)
     if node is not None and not 1 <= node <= nodes:
         raise refusal("net-node", node=node, nodes=nodes)
 

@@ -30,6 +30,22 @@ from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
 from patchkit.runtime.rules.variable_rules import Executor, choose_executor
 from patchkit.target import DEFAULT_TARGET
 
+# Field of the options, and fact of an env file → the option that must not contradict the file, ""
+# for one that may.
+_OPTIONS = {
+    "role": "--role",
+    "topology": "--topology",
+    "executor": "--executor",
+    "vllm": "--vllm",
+    "head": "--head-ip",
+    "quantization": "",
+    "target": "",
+}
+_OF_NODE = (
+    "role",
+    "target",
+)  # the facts of a head's file that do not hold for a worker
+
 
 @frozen
 class NodeOptions:
@@ -125,8 +141,7 @@ def decide_node(
     """
     request = options
     if file:
-        _check_options(options, file, host.versions["vllm"])
-        request = _fill_in(options, file)
+        request = _fill_in(options, file, host.versions["vllm"])
     request = _fill_defaults(request, host)
     versions = _find_versions(request, host)
 
@@ -225,32 +240,28 @@ def _without_auto(option: str) -> str:
     return "" if option == "auto" else option
 
 
-def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
-    """Check the options against the file.
+def _fill_in(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptions:
+    """Return the options; those that are not given come from the facts of the file.
 
     Raises UsageError for an option that contradicts the file, HostError if the ``installed`` vLLM
     is another release than that of the file.
     """
     facts = file.facts
-    names = {
-        "--role": "role",
-        "--topology": "topology",
-        "--executor": "executor",
-        "--vllm": "vllm",
-        "--head-ip": "head",
-    }
-    if _is_from_head(options, file):
-        del names["--role"]
-
-    for option, name in names.items():
+    filled: Fields = {}
+    for name, option in _OPTIONS.items():
         value = _without_auto(getattr(options, name))
-        if value and not _is_same(value, facts.get(name, value)):
+        stated = facts.get(name, "")
+        if _is_from_head(options, file) and name in _OF_NODE:
+            stated = ""
+
+        if option and value and stated and not _is_same(value, stated):
             raise refusal(
                 "against-file",
                 option=f"{option} {value}",
                 file=file.where,
-                says=facts[name],
+                says=stated,
             )
+        filled[name] = value or stated
 
     vllm = options.vllm or installed
     if vllm and not _is_same(vllm, facts["vllm"]):
@@ -260,23 +271,6 @@ def _check_options(options: NodeOptions, file: EnvFile, installed: str) -> None:
             file=file.where,
             there=facts["vllm"],
         )
-
-
-def _is_same(version: str, reference: str) -> bool:
-    """Compare versions without their local parts (+cu130, +gb10), which name a build."""
-    return plain_version(version) == plain_version(reference)
-
-
-def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
-    """Return the options; those that are not given come from the facts of the file."""
-    facts = file.facts
-    texts = ["role", "head", "topology", "executor", "vllm", "quantization"]
-    if not _is_from_head(options, file):
-        texts.append("target")  # each node has its own
-
-    filled: Fields = {}
-    for name in texts:
-        filled[name] = _without_auto(getattr(options, name)) or facts.get(name, "")
 
     if options.model is None:
         filled["model"] = facts.get("model", "")
@@ -291,6 +285,11 @@ def _fill_in(options: NodeOptions, file: EnvFile) -> NodeOptions:
         ),
         extra={**file.extra, **options.extra},
     )
+
+
+def _is_same(version: str, reference: str) -> bool:
+    """Compare versions without their local parts (+cu130, +gb10), which name a build."""
+    return plain_version(version) == plain_version(reference)
 
 
 def _list_rules(file: EnvFile, fact: str) -> set[str]:

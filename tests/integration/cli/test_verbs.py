@@ -186,6 +186,9 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             7,
             ["/proc/x: not a folder that can be written to", "with --dir"],
         ),
+        ("net plan --nodes 1", 2, ["invalid value for '--nodes': 1 is not in"]),
+        ("net plan --mtu 1279", 2, ["'--mtu': 1279 is not in the range 1280<=x<=9978"]),
+        ("net plan --mtu 9979", 2, ["'--mtu': 9979 is not in the range 1280<=x<=9978"]),
         (
             "net verify --peer 300.1.1.1",
             2,
