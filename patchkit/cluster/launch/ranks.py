@@ -348,7 +348,7 @@ def _serve_request(
     return ServeRequest(
         model=absolute(model.source, facts),
         node=node,
-        memory=memory_pool(facts.host, node),
+        memory=memory_pool(facts.host, node, serve.memory_floor),
         rank=number if node.role != "single" else None,
         host=serve.host or listen_address(serve.listen, node, facts.host),
         port=serve.port,

@@ -41,7 +41,6 @@ class Beside:
     server_gib: float
     ray_gib: float
     system_gib: float
-    floor_gib: float
 
 
 @frozen

@@ -295,7 +295,8 @@ def _outside_rows(request: MemoryRequest) -> Iterator[MemoryRow]:
         name="processes", gib=processes, source="partly measured on an H200"
     )
     yield MemoryRow(name="system", gib=beside.system_gib, source="assumed")
-    yield MemoryRow(name="kept free", gib=beside.floor_gib, source="memory_floor")
+    floor = request.pool.floor_gib
+    yield MemoryRow(name="kept free", gib=floor, source="memory_floor")
 
 
 def fitting_nodes(request: MemoryRequest, most: int) -> tuple[int, MemoryPlan | None]:

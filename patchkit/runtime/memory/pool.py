@@ -7,11 +7,13 @@ so.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.node.decision import Node
-from patchkit.target import DEFAULT_TARGET, is_unified
+from patchkit.target import DEFAULT_TARGET, is_unified, targets
 from patchkit.units import KIB_PER_GIB, MIB_PER_GIB
 
 _UNCHECKED = "whether it fits was not checked:"
@@ -22,20 +24,30 @@ class MemoryPool:
     """The memory that a model must fit into; ``gib`` is None if its size is unknown.
 
     ``shared`` says that CPU and GPU share it; otherwise it is the GPU's alone. ``whose`` names the
-    device. ``note`` tells a user which size was used and why, "" for the host's own size.
+    device. ``floor_gib`` is kept free: below it the guard ends the rank. ``note`` tells a user
+    which size was used and why, "" for the host's own size.
     """
 
     gib: float | None
     shared: bool
     whose: str
     note: str = ""
+    floor_gib: float = 0.0
 
 
-def memory_pool(host: Host, node: Node) -> MemoryPool:
+def memory_pool(host: Host, node: Node, floor_gib: float | None = None) -> MemoryPool:
     """Return the memory of the host, or an assumed one if the node is for another device.
 
-    It is also assumed if the host does not tell the size of its memory or has no GPU.
+    It is also assumed if the host does not tell the size of its memory or has no GPU. Without
+    ``floor_gib``, what is kept free is the device's own.
     """
+    device = targets().get(node.target)
+    if floor_gib is None:
+        floor_gib = device.memory_floor if device else 0.0
+    return replace(_find_pool(host, node), floor_gib=floor_gib)
+
+
+def _find_pool(host: Host, node: Node) -> MemoryPool:
     if node.target == DEFAULT_TARGET and not host.gpus:
         return _assumed_pool(node.target, "no GPU is found here")
     if node.target != host.target:

@@ -62,7 +62,7 @@ def test_the_plan_is_what_vllm_took(kind):
         assert sum(gib.values()) == pytest.approx(row["whole"] / GIB, rel=0.05)
 
 
-SPARK = MemoryPool(gib=119.7, shared=True, whose="a Spark")
+SPARK = MemoryPool(gib=119.7, shared=True, whose="a Spark", floor_gib=2.0)
 # 36 layers with 8 heads of 64 values for keys and for values.
 GQA = {
     "num_hidden_layers": 36,
