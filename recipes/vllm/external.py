@@ -22,38 +22,16 @@ ROOT_FILE = "CMakeLists.txt"
 # The values of these variables in a CUDA build. A branch that compares one of them with another
 # value is for other devices.
 _DEVICE = {"VLLM_TARGET_DEVICE": "cuda", "VLLM_GPU_LANG": "CUDA"}
-_DECLARING = frozenset({"fetchcontent_declare", "fetchcontent_populate"})
-_FOREIGN = frozenset({"externalproject_add", "cpmaddpackage", "cpmfindpackage"})
-_RUNNING = frozenset({"execute_process", "add_custom_command", "add_custom_target"})
-_PLACES = frozenset(
-    {
-        "URL",
-        "GIT_REPOSITORY",
-        "SVN_REPOSITORY",
-        "HG_REPOSITORY",
-        "CVS_REPOSITORY",
-        "DOWNLOAD_COMMAND",
-    }
-)
+_DECLARING = re.compile("fetchcontent_(declare|populate)")
+_FOREIGN = re.compile("externalproject_add|cpmaddpackage|cpmfindpackage")
+_RUNNING = re.compile("execute_process|add_custom_(command|target)")
+_PLACE = re.compile("URL|[A-Z]+_REPOSITORY|DOWNLOAD_COMMAND")
+# The form of a keyword of these commands, such as GIT_TAG.
+_KEYWORD = re.compile("[A-Z]+(_[A-Z]+)+")
 # Programs with the subcommands that download something.
 _GETTERS = re.compile(
     r"(?:^|[/ ])(?:git\S* (?:clone|fetch|pull|submodule|ls-remote)|curl|wget"
     r"|pip\S* (?:install|download))\b"
-)
-_KEYWORDS = frozenset(
-    {
-        "GIT_REPOSITORY",
-        "GIT_TAG",
-        "GIT_PROGRESS",
-        "GIT_SHALLOW",
-        "GIT_SUBMODULES",
-        "BINARY_DIR",
-        "SOURCE_DIR",
-        "SOURCE_SUBDIR",
-        "SUBBUILD_DIR",
-        "CONFIGURE_COMMAND",
-        "BUILD_COMMAND",
-    }
 )
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_-]+)\}")
 _HERE = ("${CMAKE_CURRENT_LIST_DIR}/", "${CMAKE_CURRENT_SOURCE_DIR}/")
@@ -139,10 +117,10 @@ class _Reached:
         if _fetches_unseen(self.call):
             raise self.unseen(f"{self.call.name} fetches something in an unknown way")
 
-        if self.call.name not in _DECLARING:
+        if not _DECLARING.fullmatch(self.call.name):
             return None
 
-        places = _PLACES.intersection(self.call.values)
+        places = set(filter(_PLACE.fullmatch, self.call.values))
         is_local = (
             "SOURCE_DIR" in self.call.values
             and self.call.name == "fetchcontent_declare"
@@ -162,7 +140,9 @@ class _Reached:
 
         def field(keyword: str) -> Texts:
             behind = values[values.index(keyword) + 1 :] if keyword in values else []
-            words = itertools.takewhile(lambda value: value not in _KEYWORDS, behind)
+            words = itertools.takewhile(
+                lambda value: not _KEYWORD.fullmatch(value), behind
+            )
             resolved = tuple(_fill_in(word, texts) for word in words)
 
             if any("$" in value for value in resolved):
@@ -290,9 +270,9 @@ def _condition_holds(condition: Texts) -> bool | None:
 
 
 def _fetches_unseen(call: Command) -> bool:
-    if call.name in _FOREIGN:
+    if _FOREIGN.fullmatch(call.name):
         return True
-    if call.name in _RUNNING:
+    if _RUNNING.fullmatch(call.name):
         return _GETTERS.search(" ".join(call.values)) is not None
     return call.name == "file" and call.values[:1] == ("DOWNLOAD",)
 
