@@ -26,7 +26,7 @@ _Judged = Iterator[tuple[str, Mapping[str, object]]]
 def server_findings(
     node: str,
     answers: ServerAnswers,
-    units: Sequence[UnitState] = (),
+    units: Sequence[UnitState],
 ) -> Findings:
     """Yield the findings of a server on a node; ``units`` are the systemd units of its cluster."""
     logs = "look into its log: patchkit doctor --log FILE"

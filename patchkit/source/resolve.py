@@ -163,7 +163,7 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
 
 
 def locked_origin(
-    project: str, version: Version, report: Report, *, offline: bool = False
+    project: str, version: Version, report: Report, *, offline: bool
 ) -> SourceOrigin:
     """Return the origin of a release on the package index, which its lock has by sha256.
 

@@ -187,8 +187,8 @@ def merged_scan(streams: Mapping[str, Scan]) -> Scan:
 def scan(
     chunks: Iterable[bytes],
     texts: Sequence[TextPattern],
-    quoting: Collection[str] = (),
-    starts: Collection[str] = (),
+    quoting: Collection[str],
+    starts: Collection[str],
 ) -> LogScan:
     """Return the places of texts in a log, which comes in pieces of any size.
 

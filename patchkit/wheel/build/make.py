@@ -202,7 +202,7 @@ def drop_partial(build: Path) -> None:
             path.unlink()
 
 
-def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
+def platform_tag(wheel: Path, provided: Collection[str]) -> str:
     """Return the oldest manylinux policy that a wheel meets, according to auditwheel.
 
     ``provided`` are patterns of libraries that come with packages the wheel requires, such as

@@ -116,9 +116,9 @@ def make_environment(
     requirements: Path,
     folder: Path,
     *,
-    leaving: Collection[str] = (),
-    offline: bool = False,
-    progress: Progress = lambda _done, _total: None,
+    leaving: Collection[str],
+    offline: bool,
+    progress: Progress,
 ) -> Environment:
     """Return the environment of a requirements file below ``folder``; make it if it is missing.
 

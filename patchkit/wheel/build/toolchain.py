@@ -101,11 +101,11 @@ def check_toolchain(
     toolchain: Toolchain,
     gencode: str,
     folder: Path,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
 ) -> None:
     """Compile and link a few lines for the device in ``folder``, before a long build begins.
 
-    ``environment`` are the variables of the build, by default those of this process. Raises
+    ``environment`` are the variables of the build. Raises
     HostError with the compiler's output if the compilers do not work together.
     """
     source = folder / "check.cu"

@@ -82,9 +82,9 @@ def repack_wheel(
     house: Path,
     *,
     report: Report,
-    sandboxed: Sandboxed = Sandboxed.ALWAYS,
-    assembler: Assembler | None = None,
-    say: Say = lambda _line: None,
+    sandboxed: Sandboxed,
+    assembler: Assembler | None,
+    say: Say,
 ) -> Repacked:
     """Patch and prove the wheel ``origin``, and put the new wheel into the wheelhouse ``house``.
 

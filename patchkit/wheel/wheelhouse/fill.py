@@ -135,10 +135,10 @@ def fill_wheelhouse(
     house: Path,
     node: NodePlatform,
     *,
-    also: Sequence[str] = (),
-    lock_only: bool = False,
-    progress: Progress = lambda _done, _all: None,
-    tell: Say = lambda _line: None,
+    also: Sequence[str],
+    lock_only: bool,
+    progress: Progress,
+    tell: Say,
 ) -> Filled:
     """Resolve the dependencies of the built wheels for a node, download them, lock them by hash.
 

@@ -19,6 +19,7 @@ from patchkit.errors import (
 from patchkit.patching.fix import Request
 from patchkit.patching.user_patch import read_patches
 from patchkit.source.releases import LockEntry
+from patchkit.source.tree import Sandboxed
 from patchkit.target import targets
 from patchkit.wheel.build import machine
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
@@ -63,7 +64,9 @@ def repacked(spec, request, house, assembler=None, **which):
             request,
             house,
             report=quiet,
+            sandboxed=Sandboxed.ALWAYS,
             assembler=assembler,
+            say=lambda _line: None,
         )
 
 
@@ -495,7 +498,15 @@ def test_the_wheel_that_was_hashed_is_the_one_that_is_repacked(house, tmp_path):
     digest = sha256(wheel)
     with found(wheel, digest=digest) as origin:
         other.replace(wheel)
-        done = repack_wheel(origin, WITH_FIX, house, report=quiet)
+        done = repack_wheel(
+            origin,
+            WITH_FIX,
+            house,
+            report=quiet,
+            sandboxed=Sandboxed.ALWAYS,
+            assembler=None,
+            say=lambda _line: None,
+        )
     assert (done.facts["source"], done.facts["cuda"]) == (f"sha256:{digest}", "13")
     assert check_files(house) == ()
 

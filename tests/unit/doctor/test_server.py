@@ -21,7 +21,7 @@ def looked(server, **given):
 
 
 def judged(said):
-    return {each.about: each for each in server_findings("spark-1", said)}
+    return {each.about: each for each in server_findings("spark-1", said, ())}
 
 
 @pytest.mark.parametrize("release", REASONING)

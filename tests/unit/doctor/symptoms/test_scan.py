@@ -17,7 +17,7 @@ TEXTS = (FREE, UNIQUE, TABLE)
 
 
 def found_in(chunks, texts=TEXTS):
-    return merged_scan(scan(chunks, texts).streams)
+    return merged_scan(scan(chunks, texts, (), ()).streams)
 
 
 WRAPPED = """\

@@ -39,9 +39,8 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
         "raise SystemExit('the wrong torch')"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
-    made = make_environment(
-        requirements, tmp_path / "e", offline=True, progress=lambda *n: told.append(n)
-    )
+    options = {"leaving": (), "offline": True, "progress": lambda *n: told.append(n)}
+    made = make_environment(requirements, tmp_path / "e", **options)
     assert made.packages == {"torch": "2.11.0"}
     assert told[-1] == (1, 1)
     assert installed_torch(made.python) == InstalledTorch(
@@ -51,7 +50,7 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
         made.python.parents[1].glob("lib/python*/site-packages/torch/__init__.py")
     )
     module.write_text(TORCH.format(cuda=None))
-    again = make_environment(requirements, tmp_path / "e", offline=True)
+    again = make_environment(requirements, tmp_path / "e", **options)
     assert again == made
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
@@ -111,6 +110,8 @@ def test_other_lines_and_packages_without_a_hash_are_refused(tmp_path):
             read_requirements(path)
     path.write_text("torch==2.11.0\n")
     with pytest.raises(SourceError, match="torch has no --hash"):
-        make_environment(path, tmp_path / "e")
+        make_environment(
+            path, tmp_path / "e", leaving=(), offline=False, progress=print
+        )
     with pytest.raises(StorageError, match="cannot be read"):
         read_requirements(tmp_path / "none.txt")

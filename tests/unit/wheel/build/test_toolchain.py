@@ -1,5 +1,6 @@
 """The tools that a build gets, and what is said, all at once, of what is missing."""
 
+import os
 import platform
 import re
 import shutil
@@ -76,7 +77,9 @@ def test_a_compiler_that_nvcc_does_not_take(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(tmp_path / "g++-99"))
     tools = need_toolchain(HERE)
     with pytest.raises(HostError, match="unsupported GNU version") as refused:
-        check_toolchain(tools, "-gencode=arch=compute_121,code=sm_121", tmp_path)
+        check_toolchain(
+            tools, "-gencode=arch=compute_121,code=sm_121", tmp_path, os.environ
+        )
     assert "cannot compile for -gencode=arch=compute_121" in refused.value.what
     assert "CXX names another g++" in refused.value.hint
 
