@@ -91,7 +91,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
     states = require_all(cluster.states())
-    _require_memory(cluster, ranks, states)
+    require_memory(cluster, ranks, states)
     return GroupPlan(
         units=units,
         files=units.node_files(),
@@ -154,7 +154,7 @@ def _require_same_model(
     )
 
 
-def _require_memory(
+def require_memory(
     cluster: Cluster, ranks: Sequence[PlannedRank], states: Sequence[NodeState]
 ) -> None:
     """Raise HostError for a node on which others leave too little memory for its rank.
@@ -165,39 +165,28 @@ def _require_memory(
         return
 
     for node, rank, state in zip(cluster.nodes, ranks, states, strict=True):
-        plan = rank.command.plan if rank.command else None
         memory = rank.facts.host.memory
+        plan = rank.command.plan if rank.command else None
         if plan is None or memory is None or not plan.pool.shared:
             continue
 
         free_gib = memory.available / KIB_PER_GIB
         if plan.needed_gib > free_gib:
-            raise _memory_error(node, rank, state, plan.needed_gib, free_gib)
+            what = f"needs {plan.needed_gib:.0f} GiB, even with a short context"
+            raise _memory_error(node, state, f"{what}, and {free_gib:.0f} are free")
 
 
-def _memory_error(
-    node: Remote,
-    rank: PlannedRank,
-    state: NodeState,
-    needed_gib: float,
-    free_gib: float,
-) -> HostError:
+def _memory_error(node: Remote, state: NodeState, what: str) -> HostError:
     """Return the error of a node whose free memory is too small, with who may have the rest."""
-    model = rank.command.request.model if rank.command else "the model"
-    others = " and ".join(state.others)
     why = "page cache counts as free, so programs have the rest"
     hint = ssh_command(node.destination, "ps", "axo", "rss,user,comm", "--sort=-rss")
-    if others:
-        why = f"the cluster {others} serves there, and its memory is not free"
-        hint = (
-            f"`{stop_command(node, min(state.others))}` stops it; or take another node"
-        )
-    return HostError(
-        f"{node.destination}: {model} needs {needed_gib:.0f} GiB with a context of a few thousand "
-        f"tokens, and {free_gib:.0f} are free",
-        why=why,
-        hint=hint,
-    )
+    if state.others:
+        names = " and ".join(state.others)
+        why = f"the cluster {names} serves there, and its memory is not free"
+        stop = stop_command(node, min(state.others))
+        hint = f"`{stop}` stops it; or take another node"
+
+    return HostError(f"{node.destination}: the model {what}", why=why, hint=hint)
 
 
 def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
