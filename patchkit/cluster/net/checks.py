@@ -356,11 +356,11 @@ def _compare_ends(
     names = f"{netdev.name} and {end.name}"
     twin = _twin_letter(host, netdev)
     peer_twin = _twin_letter(peer, end)
-    if peer_twin:
+    if twin and peer_twin:
         state = f"{twin} here, {peer_twin} there"
         yield judge_check(twin == peer_twin, names, "same twin", state)
     else:
-        state = "the peer's interface has no RDMA device"
+        state = "one of both interfaces is no half of a cage"
         yield judge_check(None, names, "same twin", state)
 
 
@@ -428,8 +428,8 @@ def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[
 class WayVerdict:
     """The result of one check of a way: ``route``, ``way`` (an echo) or ``mtu`` (a full frame).
 
-    ``passed`` is None if the check was not made, and ``reason`` says why. ``is_moot`` says that the
-    check before it did not pass.
+    ``reason`` describes the route, or an echo that failed; if the check was not made, ``passed`` is
+    None and ``reason`` says why. ``is_moot`` says that the check before it did not pass.
     """
 
     check: str
@@ -446,21 +446,21 @@ def judge_way(way: Way, netdev: str, peer: str) -> Iterator[WayVerdict]:
     carries would be the check behind the last one.
     """
     is_right = way.netdev == netdev and not way.gateway
-    results = {
-        "route": is_right if way.netdev else None,
-        "way": _PASSED[way.plain],
-        "mtu": _PASSED[way.full],
-    }
-    reason = way.said if way.netdev else f"ip: {way.said}"
+    gateway = f", by way of {way.gateway}" if way.gateway else ""
+    verdict = WayVerdict("route", is_right, f"through {way.netdev}{gateway}")
+    if not way.netdev:
+        verdict = WayVerdict("route", None, f"ip: {way.said}")
+    yield verdict
 
-    is_moot = False
-    for check, passed in results.items():
-        verdict = WayVerdict(check, None if is_moot else passed, reason, is_moot)
+    for check, echo in (("way", way.plain), ("mtu", way.full)):
+        if verdict.passed:
+            verdict = WayVerdict(check, _PASSED[echo], way.said)
+        else:
+            reason = verdict.reason
+            if verdict.passed is False:
+                reason = _NETWORK["untried"][verdict.check].format(peer=peer)
+            verdict = WayVerdict(check, None, reason, is_moot=True)
         yield verdict
-
-        is_moot = not verdict.passed
-        if verdict.passed is False:
-            reason = _NETWORK["untried"].get(check, "").format(peer=peer)
 
 
 def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
@@ -477,27 +477,19 @@ def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     abouts = {"route": "route", "way": "echo", "mtu": frames}
     for verdict in judge_way(way, name, where):
         check = "moot" if verdict.is_moot else verdict.check
-        state = _describe_verdict(verdict, way, name)
+        state = _describe_verdict(verdict, name)
         about = abouts[verdict.check]
         yield judge_check(verdict.passed, where, check, state, about, way=way)
 
 
-def _describe_verdict(verdict: WayVerdict, way: Way, name: str) -> str:
-    if verdict.check == "route" and way.netdev:
-        return _describe_route(way, name)
-    if verdict.passed:
-        return "came back"
-    return verdict.reason if verdict.passed is None else way.said or "no answer"
+def _describe_verdict(verdict: WayVerdict, name: str) -> str:
+    """Return what a verdict says; ``name`` is the interface to the peer, "" for none."""
+    if verdict.check == "route":
+        state = verdict.reason
+        if verdict.passed is False:
+            state += f", not {name or 'a QSFP interface'}"
+        return state
 
-
-def _describe_route(way: Way, name: str) -> str:
-    """Return the route of a way, and that it is not the one through ``name``, if it is not.
-
-    ``name`` is "" if no QSFP interface is in the peer's network.
-    """
-    state = f"through {way.netdev}"
-    if way.gateway:
-        state += f", by way of {way.gateway}"
-    if way.gateway or way.netdev != name:
-        state += f", not {name or 'a QSFP interface'}"
-    return state
+    if verdict.passed is None:
+        return verdict.reason
+    return "came back" if verdict.passed else verdict.reason or "no answer"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
-from patchkit.cluster.net.checks import judge_way
+from patchkit.cluster.net.checks import WayVerdict, judge_way
 from patchkit.cluster.ssh.ssh import explain_failure, sent_error
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -303,16 +303,17 @@ def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
         elif verdict.passed is None:
             yield unchecked(about, end.node, verdict.reason)
         elif not verdict.passed:
-            yield _way_fault(about, end, peer, way, netdev)
+            yield _way_fault(verdict, end, peer, way, netdev)
 
 
 def _way_fault(
-    about: str,
+    verdict: WayVerdict,
     end: CableEnd,
     peer: CableEnd,
     way: Way,
     netdev: str,
 ) -> Finding:
+    about = verdict.check
     if about == "mtu":
         ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
         return make_finding(
@@ -322,9 +323,8 @@ def _way_fault(
             command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
         )
 
-    gateway = f", by way of {way.gateway}" if way.gateway else ""
     return end.report.find(
-        about, other=peer.node, way=way, gateway=gateway, netdev=netdev
+        about, other=peer.node, way=way, route=verdict.reason, netdev=netdev
     )
 
 

@@ -44,15 +44,12 @@ def check_start(
         raise NotCheckedError(_NOTHING)
 
     head = require(nodes[0].placed, "the head's files are not known")
-    if node.placed is None:
-        fault = "it has no files of the start that other nodes have"
-        return node.find("start", what=fault, command=again)
-
-    if node.placed.id == head.id:
-        return {}
-
-    start = node.placed.id or "nobody knows"
-    fault = f"its files are of the start {start}, the head's of {head.id}"
+    fault = "it has no files of the start that other nodes have"
+    if node.placed:
+        if node.placed.id == head.id:
+            return {}
+        start = node.placed.id or "nobody knows"
+        fault = f"its files are of the start {start}, the head's of {head.id}"
     return node.find("start", what=fault, command=again)
 
 
