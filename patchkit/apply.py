@@ -6,7 +6,7 @@ The command line and every build use this module.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from patchkit.target import Target, targets
 
 @frozen
 class Draft:
-    """A proved patch of the tree in ``workspace``, not yet written.
+    """A proved patch of the tree in ``workspace``; ``finish`` writes it, except in a ``dry_run``.
 
     ``outcome`` has the verdicts and the proofs. ``plan`` has the new texts; it is None if the
     ledger in the tree says that this request was carried out already.
@@ -49,6 +49,7 @@ class Draft:
     workspace: Workspace
     recipe: Recipe
     request: Request
+    dry_run: bool
     outcome: Applied
     plan: Plan | None
 
@@ -70,66 +71,57 @@ def apply(
     request, DriftError if a fix does not fit, ProofError if a proof fails, BusyError if another
     patchkit has locked the tree. Raises StorageError if writing fails.
     """
-    with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
-        draft = prepare(workspace, recipe, request, anew=anew)
-        return finish(draft, dry_run=dry_run)
+    with drafted(
+        path, recipe, request, dry_run=dry_run, anew=anew, sandboxed=sandboxed
+    ) as draft:
+        return finish(draft)
 
 
 @contextmanager
-def open_to_apply(
-    path: Path, recipe: Recipe, sandboxed: Sandboxed, *, dry_run: bool
-) -> Iterator[Workspace]:
-    """Open the tree at ``path`` and yield it as a workspace.
+def drafted(
+    path: Path,
+    recipe: Recipe,
+    request: Request,
+    *,
+    dry_run: bool,
+    anew: bool = False,
+    sandboxed: Sandboxed,
+) -> Iterator[Draft]:
+    """Plan and prove a request for the tree at ``path``, and write nothing.
 
-    The tree is locked, and an interrupted commit in it is taken back first. A dry run does neither,
-    and reads the tree as it is.
+    The tree is locked during the block, and an interrupted commit in it is taken back first. A dry
+    run does neither, and reads the tree as it is. If the ledger in the tree is about the same
+    request, its verdicts and proofs are taken instead, unless ``anew``. Raises DriftError if a fix
+    does not fit, ProofError if a proof fails.
     """
     find = partial(detect, path, recipe.project, sandboxed=sandboxed)
-    if dry_run:
-        yield read_workspace(find())
-        return
+    opened = nullcontext(read_workspace(find())) if dry_run else locked_workspace(find)
+    with opened as workspace:
+        plan = None
+        ledger = workspace.ledger
+        verdicts = None if anew else known_verdicts(workspace, recipe, request)
+        if ledger is not None and verdicts is not None:
+            day = f" on {ledger.date}" if ledger.date else ""
+            outcome = Applied(
+                verdicts=verdicts,
+                recorded_proofs=ledger.proofs,
+                recorded_by=f"patchkit {ledger.patchkit}{day}",
+            )
+        else:
+            plan = plan_for(workspace, recipe, request)
+            outcome = Applied(verdicts=plan.verdicts, proofs=prove(plan))
 
-    with locked_workspace(find) as workspace:
-        yield workspace
-
-
-def prepare(
-    workspace: Workspace, recipe: Recipe, request: Request, *, anew: bool = False
-) -> Draft:
-    """Plan and prove a request, and write nothing.
-
-    If the ledger in the tree is about the same request, return its verdicts and proofs instead,
-    unless ``anew``. Raises DriftError if a fix does not fit, ProofError if a proof fails.
-    """
-    plan = None
-    ledger = workspace.ledger
-    verdicts = None if anew else known_verdicts(workspace, recipe, request)
-    if ledger is not None and verdicts is not None:
-        day = f" on {ledger.date}" if ledger.date else ""
-        outcome = Applied(
-            verdicts=verdicts,
-            recorded_proofs=ledger.proofs,
-            recorded_by=f"patchkit {ledger.patchkit}{day}",
+        yield Draft(
+            workspace=workspace,
+            recipe=recipe,
+            request=request,
+            dry_run=dry_run,
+            outcome=outcome,
+            plan=plan,
         )
-    else:
-        plan = plan_for(workspace, recipe, request)
-        outcome = Applied(verdicts=plan.verdicts, proofs=prove(plan))
-
-    return Draft(
-        workspace=workspace,
-        recipe=recipe,
-        request=request,
-        outcome=outcome,
-        plan=plan,
-    )
 
 
-def finish(
-    draft: Draft,
-    libraries: Libraries = NO_LIBRARIES,
-    *,
-    dry_run: bool = False,
-) -> Applied:
+def finish(draft: Draft, libraries: Libraries = NO_LIBRARIES) -> Applied:
     """Write the texts of a draft, and new libraries of an installed package.
 
     ``libraries`` maps a path in the tree to the file with the new contents. A dry run writes
@@ -138,7 +130,7 @@ def finish(
     """
     workspace = draft.workspace
     plan = draft.plan
-    if dry_run:
+    if draft.dry_run:
         texts = plan.texts if plan else ()
         return replace(draft.outcome, pending=(*texts, *libraries))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.apply import finish, open_to_apply, plan_for, prepare, revert
+from patchkit.apply import Draft, drafted, finish, plan_for, revert
 from patchkit.cli.options import (
     Selection,
     folder_options,
@@ -125,13 +125,14 @@ def apply_command(
             ledger = read_ledger(state_folder(tree), recipe.project)
 
         request = selection.request(ledger)
-        with open_to_apply(path, recipe, sandboxed, dry_run=dry_run) as workspace:
-            draft = prepare(workspace, recipe, request)
+        with drafted(
+            path, recipe, request, dry_run=dry_run, sandboxed=sandboxed
+        ) as draft:
             libraries: Mapping[str, Path] = {}
             if native:
-                libraries = _make_libraries(source, request, workspace, dry_run=dry_run)
+                libraries = _make_libraries(source, draft)
 
-            outcome = finish(draft, libraries, dry_run=dry_run)
+            outcome = finish(draft, libraries)
 
         # The files may have changed: read the tree from the disk again.
         workspace = open_workspace(path, recipe.project)
@@ -186,9 +187,7 @@ def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:
     yield LaidOut(bold("undo:") + f" {undo}")
 
 
-def _make_libraries(
-    source: SourceOptions, request: Request, workspace: Workspace, *, dry_run: bool
-) -> Mapping[str, Path]:
+def _make_libraries(source: SourceOptions, draft: Draft) -> Mapping[str, Path]:
     """Make the libraries with assembled PTX; return the new files by their path in the tree.
 
     A dry run makes none, and returns the libraries that would be replaced.
@@ -198,14 +197,16 @@ def _make_libraries(
     from patchkit.wheel.native.installed import make_package_native, new_files
     from patchkit.wheel.native.listing import package_libraries
 
-    if dry_run:
-        names = package_libraries(workspace.tree, request.target)
+    workspace = draft.workspace
+    target = draft.request.target
+    if draft.dry_run:
+        names = package_libraries(workspace.tree, target)
         return {name: workspace.tree.root / name for name in names}
 
     with progress() as report:
         assembler = Assembler(offline=source.offline, progress=report("Fetching ptxas"))
         bar = report("Assembling PTX")
-        libraries = make_package_native(workspace, request.target, assembler, bar)
+        libraries = make_package_native(workspace, target, assembler, bar)
     for library in libraries:
         for reason in library.refused:
             tell(note(f"{reason}; it stays as it is"))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from patchkit.apply import (
     apply,
+    drafted,
     finish,
-    open_to_apply,
-    prepare,
     revert,
     revert_libraries,
 )
@@ -393,9 +392,10 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(
 
     def applied(text, **request):
         always = Sandboxed.ALWAYS
-        with open_to_apply(package, recipe, always, dry_run=False) as workspace:
-            draft = prepare(workspace, recipe, ask(**request))
-            new = workspace.make_folder() / "C"
+        with drafted(
+            package, recipe, ask(**request), dry_run=False, sandboxed=always
+        ) as draft:
+            new = draft.workspace.make_folder() / "C"
             new.write_text(text)
             written = finish(draft, {library: new} if text else {}).written
 
