@@ -20,7 +20,7 @@ from patchkit.apply import apply
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.paths import is_file
 from patchkit.elf import by_version
-from patchkit.errors import DriftError, UsageError
+from patchkit.errors import UsageError
 from patchkit.frozen import Texts, frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity, State
@@ -353,22 +353,14 @@ def _version_file(patched: _PatchedTree, version: str) -> dict[str, bytes]:
     if parsed.dev is not None:
         parts.append(f"dev{parsed.dev}")
     parts.append(version.partition("+")[2])
-    as_tuple = ", ".join(map(repr, parts))
 
-    text = (patched.workspace.tree.root / path).read_bytes().decode()
-    # As setuptools-scm writes it: __version__ = version = '0.25.1'.
-    for pattern, line in (
-        (r"version = '[^']*'", f"version = '{version}'"),
-        (r"version_tuple = \([^()]*\)", f"version_tuple = ({as_tuple})"),
-    ):
-        text, count = re.subn(rf"(?<=[ _]){pattern}(?=\n|$)", line, text)
-        if count != 1:
-            raise DriftError(
-                f"{path}: {count} lines match {pattern!r}, expected 1",
-                why="the wheel was made by other means than upstream's",
-                hint="name upstream's wheel: patchkit repack NAME==X.Y.Z",
-            )
-    return {path: text.encode()}
+    # The last assignment of a name counts.
+    lines = (
+        f"\n__version__ = version = {version!r}\n"
+        f"__version_tuple__ = version_tuple = {tuple(parts)!r}\n"
+    )
+    text = (patched.workspace.tree.root / path).read_bytes()
+    return {path: text + lines.encode()}
 
 
 def _install_notes(patched: _PatchedTree, kernels: Kernels) -> Iterator[str]:
