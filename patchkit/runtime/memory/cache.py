@@ -7,6 +7,7 @@ recurrent layer. A state takes one block, so blocks are at least as large as a s
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -51,10 +52,15 @@ class CacheGroup:
 
 @frozen
 class CacheShape:
-    """All that a request keeps on one rank; ``batch`` are the tokens that one step computes."""
+    """All that a request keeps on one rank; ``batch`` are the tokens that one step computes.
+
+    ``states`` is the number of states that a request keeps for each recurrent layer, 0 for one for
+    each block.
+    """
 
     groups: tuple[CacheGroup, ...]
     batch: int
+    states: int = 1
 
     def request_bytes(self, tokens: int) -> float:
         """Return the bytes that one request with so many tokens takes."""
@@ -65,7 +71,9 @@ class CacheShape:
         for group in self.groups:
             layers = math.ceil(group.layers / width) * width
             if group.state_bytes:
-                size += layers * max(group.state_bytes, block * self._attention_bytes())
+                states = self.states or math.ceil(tokens / block)
+                state = max(group.state_bytes, block * self._attention_bytes())
+                size += layers * states * state
                 continue
 
             kept = tokens
@@ -138,7 +146,7 @@ def cache_shape(
         if not (group.token_bytes or group.state_bytes):
             return None
         groups.append(group)
-    return CacheShape(groups=tuple(groups), batch=batch)
+    return CacheShape(groups=tuple(groups), batch=batch, states=_count_states(flags))
 
 
 def layer_kinds(config: Mapping[str, Any]) -> list[str]:
@@ -238,6 +246,18 @@ def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
         kept_type = str(config.get("mamba_ssm_dtype", ""))
     size = _FLOAT_BYTES if kept_type == "float32" else _PLAIN_BYTES
     return kernel * channels * _PLAIN_BYTES + values * size
+
+
+def _count_states(flags: Values) -> int:
+    """Return the states that a request keeps for each recurrent layer, 0 for one for each block.
+
+    Drafting takes one for each token, prefix caching one that others may begin with.
+    """
+    drafted = json.loads(flags.get(DRAFTING, "{}")).get("num_speculative_tokens")
+    states = 1 + (drafted if isinstance(drafted, int) else 0)
+    if "--enable-prefix-caching" not in flags:
+        return states
+    return 0 if flags.get("--mamba-cache-mode") == "all" else states + 1
 
 
 def _first_count(config: Mapping[str, Any], name: str) -> int:

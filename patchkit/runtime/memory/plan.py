@@ -36,6 +36,7 @@ SHARE = "--gpu-memory-utilization"
 LENGTH = "--max-model-len"
 SEQUENCES = "--max-num-seqs"
 BATCH = "--max-num-batched-tokens"
+LOADER = "--load-format"
 
 _TENSOR_PARTS = (1, 2, 4, 8)  # numbers that divide the heads of most models
 _DEFAULT_BATCH = (
@@ -45,6 +46,7 @@ _DEFAULT_SEQUENCES = 256
 _LEAST_CONTEXT = (
     8192  # tokens of a request that a model is worth starting for: a choice
 )
+_WHOLE_FILES = ("fastsafetensors", "instanttensor")  # loaders that hold a whole file
 _OF_THE_MODEL = ("processes", "kept free")  # what a start adds to a running system
 _LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many tokens
 _PLAIN_BYTES = 2
@@ -100,7 +102,7 @@ class MemoryPlan:
 
     ``rows`` are vLLM's on the GPU without the cache, ``outside`` are the others' and what is kept
     free. ``cache`` is what requests keep, None if it is unknown; ``context`` are the tokens of the
-    longest request, 0 if unknown.
+    longest request, 0 if unknown. ``loading_gib`` are held beside the weights until all are loaded.
     """
 
     pool: MemoryPool
@@ -110,6 +112,7 @@ class MemoryPlan:
     cache: CacheShape | None
     context: int
     sequences: int
+    loading_gib: float = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -182,7 +185,18 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
         cache=shape,
         context=_read_number(request.flags, LENGTH, most),
         sequences=_read_number(request.flags, SEQUENCES, _DEFAULT_SEQUENCES),
+        loading_gib=_loading_bytes(request) / BYTES_PER_GIB,
     )
+
+
+def _loading_bytes(request: MemoryRequest) -> int:
+    """Return what is held beside the weights while they are loaded: with some loaders, a file.
+
+    Other loaders map files: what they read is page cache, which counts as free.
+    """
+    if request.checkpoint and request.flags.get(LOADER) in _WHOLE_FILES:
+        return request.checkpoint.largest_file
+    return 0
 
 
 def _read_number(flags: Values, name: str, default: int) -> int:

@@ -10,7 +10,7 @@ from patchkit.frozen import Values
 from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.host.host import FlashInfer
-from patchkit.runtime.memory.plan import LENGTH, MemoryPlan
+from patchkit.runtime.memory.plan import LENGTH, LOADER, MemoryPlan
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
     DRAFTING,
@@ -182,8 +182,14 @@ def first_start_notes(node: Node, modules: Iterable[Module]) -> Iterator[str]:
 
 def context_notes(plan: MemoryPlan | None, flags: Values) -> Iterator[str]:
     """Yield what the cache has room for, and whether a shorter context had to be set."""
-    if plan is None or not plan.longest_context:
+    if plan is None or not plan.is_whole:
         return
+
+    if plan.loading_gib > plan.cache_gib:
+        yield (
+            f"{LOADER} {flags[LOADER]} holds a file of {plan.loading_gib:.1f} GiB beside the "
+            f"weights, and {plan.cache_gib:.1f} are left: {LOADER} auto maps it instead"
+        )
 
     longest = plan.longest_context
     if longest < plan.context:

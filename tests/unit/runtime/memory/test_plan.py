@@ -7,6 +7,7 @@ other programs ran on the GPU). Of two ranks, one was started, with a stand-in f
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from patchkit.runtime.memory.checkpoint import Checkpoint, Tensor
 from patchkit.runtime.memory.plan import MemoryRequest, plan_memory
 from patchkit.runtime.memory.pool import MemoryPool
 from patchkit.runtime.memory.weights import Weights
+from patchkit.runtime.serve.command_notes import context_notes
 
 GIB = 2**30
 PROFILE = Path(__file__).parents[3] / "data" / "memory" / "profile.json"
@@ -86,6 +88,8 @@ GDN = {
 }
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 18}
 FP8 = {"--kv-cache-dtype": "fp8"}
+MTP = {"--speculative-config": '{"method":"mtp","num_speculative_tokens":2}'}
+PREFIX = {"--enable-prefix-caching": ""}
 TWO = {"--tensor-parallel-size": "2"}
 
 
@@ -104,6 +108,9 @@ TWO = {"--tensor-parallel-size": "2"}
         (MLA, TWO, 61 * 1024 * 576 * 2),
         (MLA | {"index_head_dim": 128}, FP8, 61 * 1024 * (656 + 132)),
         (GDN, {}, 36 * 544 * 2048 + 12 * 2 * 544 * 2048),
+        (GDN, PREFIX, 36 * 2 * 544 * 2048 + 12 * 2 * 544 * 2048),
+        (GDN, PREFIX | {"--mamba-cache-mode": "all"}, 48 * 2 * 544 * 2048),
+        (GDN, MTP, 39 * 3 * 544 * 2048 + 13 * 2 * 544 * 2048),
         (GQA | {"head_dim": None, "hidden_size": 64 * 64}, {}, 36 * 1024 * 2048),
         # What nothing is known of: other caches and types, and what somebody else wrote.
         (GQA, {"--kv-cache-dtype": "nvfp4"}, None),
@@ -156,3 +163,16 @@ def test_a_length_that_is_no_number_of_tokens_asks_for_none(length):
     row = KINDS["llama8b"]
     plan = plan_of(row, SPARK, flags=row["flags"] | {"--max-model-len": length})
     assert plan.context == plan.longest_context == 0
+
+
+@pytest.mark.parametrize(
+    ("loader", "gib"), [("fastsafetensors", 4), ("instanttensor", 4), ("auto", 0)]
+)
+def test_some_loaders_hold_a_whole_file(loader, gib):
+    row = KINDS["llama8b"]
+    there = replace(checkpoint_of(row), largest_file=4 * GIB)
+    flags = row["flags"] | {"--load-format": loader}
+    plan = plan_of(row, SPARK, checkpoint=there, flags=flags)
+    assert plan.loading_gib == gib
+    told = list(context_notes(replace(plan, share=0.1), flags))
+    assert len(told) == bool(gib)
