@@ -3,6 +3,8 @@
     group.py begin      before the head's server: fail if a rank does not run or the port is taken
     group.py ready      after the start of the head's server: wait for its first token
     group.py ray        after the start of Ray's head: wait until it listens
+    group.py ended      after the end of the head's server: if that was for memory, choose a smaller
+                        cache for the next start, or let none follow
     group.py spread     on the head, after the first token: give workers the compiled code they lack
     group.py watch N    on the head: start rank N on its node, watch it, stop it
     group.py hold ID    on a worker: the worker's end of the link; `watch` runs it over ssh
@@ -27,10 +29,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from patchkit.cluster.agent.memory_record import (
+    encode_stop,
+    parse_stop,
+    read_stop,
+    record_path,
+    write_stop,
+)
 from patchkit.cluster.agent.processes import run_tool, strangers
 from patchkit.foreign import whole_number
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, usable_key
@@ -86,6 +95,12 @@ _SPREADS = re.compile(
     r"(?:cuda|triton|quack)/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
 )
 _SYSTEMCTL = ("systemctl", "--user")
+SMALLER = "PATCHKIT_SMALLER"
+"""The variable with the flag of `vllm serve` for a cache that is smaller than planned."""
+
+_MISSING = "PATCHKIT_MISSING"  # the GiB by which that is smaller, on every node
+_GIB = 1 << 30
+_FRESH = 60.0  # seconds: an older kill is not why a rank ended
 
 
 def main(*works: Callable[..., None]) -> None:
@@ -185,6 +200,46 @@ def ray(settings: Settings) -> None:
 
         _check_alive()
         time.sleep(0.5)
+
+
+def ended(settings: Settings) -> None:
+    """If the guard of any node ended this start, let the next one take a smaller cache, once."""
+    stop = read_stop(settings["name"])
+    if stop is None or stop.start != settings["id"] or stop.after:
+        return
+
+    flag = ""
+    if not os.environ.get(SMALLER):
+        flag = shrink_cache(settings, stop.missing)
+    if flag:
+        after = f"the next start takes {stop.missing} GiB less: {flag}"
+    else:
+        after = "it stays down: no smaller cache is left to try; `patchkit up` starts it again"
+        run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
+
+    write_stop(settings["name"], replace(stop, after=after))
+    say(f"memory: {after}")
+
+
+def shrink_cache(settings: Settings, missing: float) -> str:
+    """Let the next start of this node's rank take a cache that is ``missing`` GiB smaller.
+
+    Returns the flag for it, "" if there is none, or nothing is missing: then it is as planned.
+    """
+    flag, value = settings["cache"]
+    if flag.endswith("-bytes"):
+        smaller = int(value - missing * _GIB)
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        smaller = round(value - missing * _GIB / total, 3)
+
+    text = f"{flag} {smaller}" if flag and missing and smaller > 0 else ""
+    path = record_path(settings["name"], "env")
+    part = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part.write_text(f"{SMALLER}={text}\n{_MISSING}={missing}\n")
+    part.replace(path)
+    return text
 
 
 def spread(settings: Settings, settled: str = _SETTLED) -> None:
@@ -382,7 +437,11 @@ def watch(settings: Settings, rank: str) -> None:
         served = show_property(settings["unit"], "ActiveState") == "active"
         if ending.lost and served:
             run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
-        leave(1, f"{worker['node']}: {ending.text}")
+        text = f"{worker['node']}: {ending.text}"
+        if stop := parse_stop(ending.text):
+            text = f"{worker['node']}: {stop.text}"
+            write_stop(settings["name"], replace(stop, text=text))
+        leave(1, text)
     except KeyboardInterrupt:
         if link:
             _stop_link(link, worker["node"])
@@ -451,9 +510,10 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
     link says that its rank cannot start.
     """
     last_reason = ""
+    missing = os.environ.get(_MISSING, "0")
     while True:
         link = subprocess.Popen(
-            worker_words(worker, settings, f"{ALONE} group.py hold"),
+            worker_words(worker, settings, f"{ALONE} group.py hold", missing),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -535,12 +595,14 @@ def enter_start(settings: Settings, group: str) -> None:
         leave_link(3, "its files are of another start: run `patchkit up` again")
 
 
-def hold(settings: Settings, group: str) -> NoReturn:
+def hold(settings: Settings, group: str, missing: str) -> NoReturn:
     """Replace this process by a unit that runs `held`, and that the rank's unit needs.
 
-    However that unit ends, systemd then stops the rank.
+    However that unit ends, systemd then stops the rank. The rank's cache is to be ``missing`` GiB
+    smaller than planned.
     """
     enter_start(settings, group)
+    shrink_cache(settings, float(missing))
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
     run_tool(*_SYSTEMCTL, "stop", unit, rank)  # left from a lost link
@@ -572,6 +634,10 @@ def held(settings: Settings) -> None:
         ending = "gone"
 
     run_tool(*_SYSTEMCTL, "stop", unit)
+
+    stop = read_stop(settings["name"])
+    if stop and stop.start == settings["id"] and time.time() - stop.time < _FRESH:
+        leave_link(1, encode_stop(stop).decode())
 
     # A node that shuts down ends the rank: that is no fault of the rank.
     if ending == "ended" and not _is_shutting_down():
@@ -626,4 +692,4 @@ def show_property(unit: str, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(begin, ready, ray, spread, watch, hold, held)
+    main(begin, ready, ray, ended, spread, watch, hold, held)

@@ -77,6 +77,13 @@ def last_figures(name: str, boot: str) -> tuple[int, int, bool] | None:
     return int(moment), int(left), bool(end)
 
 
+def write_stop(name: str, stop: MemoryStop) -> None:
+    """Replace the record of the last kill, in the file that a guard may have open."""
+    descriptor = open_record(name, "json")
+    put_record(descriptor, encode_stop(stop))
+    os.close(descriptor)
+
+
 def open_record(name: str, ending: str) -> int:
     """Return the descriptor of a record, which is made if it is missing. Raises OSError."""
     path = record_path(name, ending)

@@ -45,6 +45,7 @@ _PAUSES = (0.02, 0.5)  # seconds between two looks at the memory: the least and 
 _SECOND = 1.0  # between two looks at processes and groups while little is left
 _SELDOM = 10.0  # seconds between them otherwise, and between two lines for the status
 _LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of <sys/mman.h>
+_WARM = 12  # looks: as many as are kept
 _LINES = 60  # of figures
 _BOOTS = 8  # of which figures are kept
 _STACK = 1 << 18  # bytes of the thread's stack, which is locked as well
@@ -53,7 +54,7 @@ _SWAP = re.compile(rb"SwapFree: +(\d+)")
 _STALLED = re.compile(rb"full avg10=([\d.]+)")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
-_NOTHING = 50 << 10  # KiB: less growth explains nothing
+_NOTHING = 100 << 10  # KiB: less growth explains nothing
 
 
 def guard(settings: Settings) -> None:
@@ -62,7 +63,7 @@ def guard(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, watch.end)
 
-    for _ in range(3):  # memory that the next looks use again
+    for _ in range(_WARM):  # memory that later looks use again
         watch.look_at_processes(watch.read_memory())
     if trouble := lock_memory():
         say(f"not all of the guard's memory is locked: {trouble}")
@@ -133,16 +134,20 @@ class RankGroup:
     members: int
     kill: int
 
-    def end(self) -> bool:
-        """End all processes at once; return whether there was one."""
+    def read_members(self) -> list[int]:
+        """Return the processes of the group, the first ones of many; none if it is gone."""
+        with suppress(OSError):
+            return [*map(int, os.pread(self.members, mmap.PAGESIZE, 0).split())]
+        return []
+
+    def end(self) -> None:
+        """End all processes at once."""
         with suppress(OSError):  # the group is gone
-            members = os.pread(self.members, mmap.PAGESIZE, 0).split()
             if self.kill >= 0:
                 os.write(self.kill, b"1")
-            for member in members if self.kill < 0 else ():
-                os.kill(int(member), signal.SIGKILL)
-            return bool(members)
-        return False
+                return
+            for member in self.read_members():
+                os.kill(member, signal.SIGKILL)
 
 
 class MemoryGuard:
@@ -168,8 +173,7 @@ class MemoryGuard:
 
         self._groups: dict[Path, RankGroup] = {}
         self._killed: set[int] = set()
-        self._before = ProcessSizes(0.0, 0, {})
-        self._latest = self._before
+        self._looks = collections.deque[ProcessSizes]()
         self._looked_at = 0.0
         self._noted_at = 0.0
         self._status = ""
@@ -186,6 +190,7 @@ class MemoryGuard:
         """Write that systemd ended the guard, and wait until it is on the disk, for a while."""
         done = threading.Event()
         self._note_figures(self.read_memory().left, " ended")
+        self._note_status(None)
         self._notes.put(done.set)
         done.wait(_SECOND)
 
@@ -222,11 +227,11 @@ class MemoryGuard:
         )
 
     def look_at_processes(self, memory: MemoryLeft) -> None:
-        """Keep the sizes of all processes, and those of some seconds before."""
+        """Keep the sizes of all processes now, and in the last seconds."""
         now = time.monotonic()
-        if now - self._before.at >= _SELDOM:
-            self._before = self._latest
-        self._latest = ProcessSizes(now, memory.left, dict(_read_processes()))
+        self._looks.append(ProcessSizes(now, memory.left, dict(_read_processes())))
+        while len(self._looks) > 2 and now - self._looks[1].at >= _SELDOM:
+            self._looks.popleft()
 
     def _find_groups(self) -> None:
         """Open the groups of the rank that are new, and close those that are gone."""
@@ -247,14 +252,18 @@ class MemoryGuard:
                 self._groups[path] = _open_group(path, inodes[path])
 
     def _end_rank(self, memory: MemoryLeft) -> None:
-        """Kill the rank, then write why."""
-        if memory.left > self.floor / 2:  # else there is no time for a look
-            self.look_at_processes(memory)
-        killed = {group.inode for group in self._groups.values() if group.end()}
-        if killed <= self._killed:
+        """Kill the rank, then write why; a group that was killed is left to systemd."""
+        groups = [group for group in self._groups.values() if group.read_members()]
+        groups = [group for group in groups if group.inode not in self._killed]
+        if not groups:
             return
 
-        self._killed = killed
+        if memory.left > self.floor / 2:  # else there is no time for a look
+            self.look_at_processes(memory)
+        for group in groups:
+            group.end()
+            self._killed.add(group.inode)
+
         text = f"{self._describe(memory)}: ended the rank"
         stop = MemoryStop(
             start=self.settings["id"],
@@ -272,7 +281,7 @@ class MemoryGuard:
             text += f", {memory.swap / _GIB:.1f} GiB of swap free"
         if memory.stalled >= 1:
             text += f"; {memory.stalled:.0f} % of the time all waited for memory"
-        return f"{text}; {describe_growth(self._before, self._latest)}"
+        return f"{text}; {describe_growth(self._looks[0], self._looks[-1])}"
 
     def _note_status(self, memory: MemoryLeft | None) -> None:
         """Tell systemd how little memory is left, and the journal once; None for enough."""

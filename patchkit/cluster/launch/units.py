@@ -60,6 +60,9 @@ _BEFORE_SECONDS = 900
 # For each GiB of weights on a node: mapped files on unified memory were reported to load at
 # 0.1 GiB/s and less; read ahead they load at 1 GiB/s and more.
 _SECONDS_PER_GIB = 12
+_CACHE_FLAG = re.compile(
+    r"(--kv-cache-memory-bytes|--gpu-memory-utilization)[ =]([\d.]+)(?= |$)"
+)
 _MOST_GIB = 120  # weights in a node's memory at most
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 _COMMENT = re.compile("^#.*\n", re.MULTILINE)  # of a template
@@ -182,6 +185,7 @@ class GroupUnits:
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
+            "cache": self._cache_flag(rank),
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
@@ -198,6 +202,14 @@ class GroupUnits:
         # If the link leads elsewhere later, `status` says that another environment was installed.
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
+
+    def _cache_flag(self, rank: PlannedRank) -> tuple[str, float]:
+        """Return the flag that sizes a rank's cache, and its value; "" on Ray's workers."""
+        words = " ".join(self.words(self.ranks.index(rank)))
+        # By name: the flag in bytes comes last, and counts.
+        flags = sorted(_CACHE_FLAG.findall(words), key=lambda pair: pair[0])
+        flag, value = flags[-1] if flags else ("", 0)
+        return flag, float(value)
 
     def memory_floor(self, rank: PlannedRank) -> float:
         """Return the GiB below which a rank is ended, 0 for never."""
@@ -272,6 +284,7 @@ class GroupUnits:
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
             "ray_signal": "SIGKILL" if self.ray else "",
+            "smaller": group_script.SMALLER,
         }
 
     def start_seconds(self) -> int:
@@ -312,12 +325,21 @@ class GroupUnits:
         words = self._ray_words(number) if ray else self.words(number)
 
         if facts.image:
-            return self._container_values(number, facts.image, words, ray=ray)
+            values = self._container_values(number, facts.image, words, ray=ray)
+        else:
+            values = self._venv_values(facts.venv, words)
+        if self.ranks[number].command and not ray:
+            # systemd puts the words of the variable there, none if it is empty.
+            values["command"] += f" ${group_script.SMALLER}"
+        return values
+
+    def _venv_values(self, venv: str, words: tuple[str, ...]) -> dict[str, str]:
+        """Return the values of ``_run_values`` for an environment in which ``words`` run."""
         return {
             "command": unit_line(words),
             "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
             "kill_mode": "control-group",
-            "path": unit_word(f"PATH={facts.venv}/bin:{PROGRAMS}"),
+            "path": unit_word(f"PATH={venv}/bin:{PROGRAMS}"),
             "prepare": "",
             "remove": "",
             "runtime": "",

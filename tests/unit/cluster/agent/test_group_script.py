@@ -5,15 +5,25 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.group_script import ALONE, spread
+from patchkit.cluster.agent.group_script import ALONE, SMALLER, ended, spread
+from patchkit.cluster.agent.memory_record import (
+    MemoryStop,
+    encode_stop,
+    read_stop,
+    record_path,
+    write_stop,
+)
 from patchkit.cluster.launch.units import node_scripts
 from support import write_files
 from support.local_server import LocalServer, QuietHandler
 from support.needed import need
 
+TOTAL_GIB = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 GRAPH = "models/m/vllm/torch_compile_cache/torch_aot_compile/H/inductor_cache/fxgraph/g"
 # Stands for ssh: the worker is another home.
 SSH = '#!/bin/sh\ncd worker\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n'
@@ -107,6 +117,84 @@ def test_a_lost_link_is_no_failed_start_whatever_its_last_words(
     counted = "reset-failed" not in (tmp_path / "asked").read_text()
     assert (done.returncode, counted) == (1, ENDINGS[words]), done.stderr
     assert words.removeprefix("patchkit-rank: ") in done.stdout
+
+
+STOP = MemoryStop(start="1", time=9.0, text="1.9 GiB left", missing=2.0)
+KV = "--kv-cache-memory-bytes"
+SHARE = "--gpu-memory-utilization"
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """A head whose guard can leave records; systemctl keeps what it was asked for."""
+    write_files(tmp_path, {"systemctl": SYSTEMCTL}, mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(SMALLER, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asked").touch()
+    unit = "patchkit-vllm.service"
+    return {"id": "1", "name": "vllm", "unit": unit, "cache": (KV, 9e9), "workers": {}}
+
+
+@pytest.mark.parametrize(
+    ("cache", "smaller"),
+    [
+        ((KV, 9e9), f"{KV} {int(9e9) - (2 << 30)}"),
+        ((SHARE, 0.8), f"{SHARE} {0.8 - 2 / TOTAL_GIB:.3f}"),
+        ((KV, 2e9), ""),  # all of it was missing
+        (("", 0.0), ""),
+    ],
+)
+def test_a_start_after_a_kill_for_memory_takes_less_once(
+    head, monkeypatch, cache, smaller
+):
+    head["cache"] = cache
+    write_stop("vllm", STOP)
+    ended(head)
+    env = record_path("vllm", "env").read_text()
+    assert (f"{SMALLER}={smaller}\n" in env, "MISSING=2.0\n" in env) == (True, True)
+    asked = Path("asked").read_text
+    stays = "--user stop --no-block patchkit-vllm.service\n"
+    assert asked() == ("" if smaller else stays)
+    after = read_stop("vllm").after
+    assert (smaller or "it stays down") in after
+
+    ended(head)  # another crash follows: the kill is dealt with
+    assert (asked(), read_stop("vllm").after) == ("" if smaller else stays, after)
+
+    write_stop("vllm", replace(STOP, time=10.0))
+    monkeypatch.setenv(SMALLER, "what the unit read")
+    ended(head)
+    assert asked().endswith(stays)
+    assert record_path("vllm", "env").read_text() == env  # of a boot after it
+
+
+@pytest.mark.parametrize("stop", [None, replace(STOP, start="2")])
+def test_an_end_that_was_not_for_memory_changes_nothing(head, stop):
+    if stop:
+        write_stop("vllm", stop)
+    ended(head)
+    assert not record_path("vllm", "env").exists()
+    assert read_stop("vllm") == stop
+
+
+def test_the_head_knows_of_a_kill_on_a_worker_and_its_start_tells_all(
+    head, monkeypatch
+):
+    words = encode_stop(STOP).decode()
+    link = "#!/bin/sh\necho $* >> links\necho patchkit-rank: started\nsleep 0.2\n"
+    write_files(Path(), {"link": f"{link}echo 'patchkit-rank: {words}'\n"}, mode=0o755)
+    head["workers"]["1"] = {"node": "spark2", "ssh": ["./link"]}
+    write_files(Path(), {**node_scripts(), "group.json": json.dumps(head)})
+    monkeypatch.setenv("PATCHKIT_MISSING", "2.0")
+    watches = [sys.executable, ALONE, "group.py", "watch", "1"]
+    done = subprocess.run(watches, capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("spark2: 1.9 GiB left\n"), done.stderr
+    assert read_stop("vllm") == replace(STOP, text="spark2: 1.9 GiB left")
+    assert Path("links").read_text().endswith("group.py hold 1 2.0\n")
+    ended(head)
+    assert "the next start takes 2.0 GiB less" in read_stop("vllm").after
 
 
 @pytest.mark.parametrize("verb", ["begin", "ready"])

@@ -139,7 +139,7 @@ def test_the_one_who_grew_is_named(group):
     with rank_in(group, sys.executable, "-c", HOG) as hog:
         hog.stdout.readline()
         guard.look_at_processes(guard.read_memory())
-        text = describe_growth(guard._before, guard._latest)
+        text = describe_growth(guard._looks[0], guard._looks[-1])
         hog.kill()
     assert (
         f"(process {hog.pid} of {memory_script._user_name(os.getuid())}) grew by 0.3"
