@@ -192,7 +192,7 @@ def context_notes(plan: MemoryPlan | None, flags: Values) -> Iterator[str]:
         )
 
     longest = plan.longest_context
-    if longest < plan.context:
+    if 0 < longest < plan.context:
         yield (
             f"a context of {plan.context:,} tokens does not fit: its KV cache takes "
             f"{plan.request_gib(plan.context):.1f} GiB per node, {plan.cache_gib:.1f} are left for "
