@@ -177,8 +177,7 @@ def pack_wheel(
     tag = platform_tag(raw, provided)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, {})
 
-    binaries = require_portable(sealed)
-    for binary in binaries:
+    for binary in require_portable(sealed):
         prove_exact(binary, order.target, cpu=order.toolchain.machine)
     log = root / "log.txt"  # of the compilers
-    return BuiltWheel(wheel=sealed, facts=facts, binaries=binaries, log=log)
+    return BuiltWheel(wheel=sealed, facts=facts, log=log)

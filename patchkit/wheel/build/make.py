@@ -18,7 +18,6 @@ from patchkit.follow import Completed, Follow
 from patchkit.frozen import frozen
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
-from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.file.write import EPOCH
 
@@ -46,7 +45,7 @@ _CCACHE_COMPILERS = "/usr/lib/ccache"
 
 @frozen
 class BuiltWheel:
-    """A sealed wheel, with its facts, libraries and proofs.
+    """A sealed wheel, with its facts and proofs.
 
     ``circumstances`` say how the wheel was built, and are not recorded in it. ``notes`` are what a
     user has to know who installs the wheel.
@@ -54,7 +53,6 @@ class BuiltWheel:
 
     wheel: Path
     facts: Facts
-    binaries: tuple[Binary, ...]
     log: Path
     proofs: tuple[str, ...] = ()
     circumstances: tuple[str, ...] = ()

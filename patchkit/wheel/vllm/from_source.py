@@ -149,10 +149,10 @@ def _make_vllm_wheel(
     }
     tag = platform_tag(raw, _PROVIDED)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, native.members)
+    require_portable(sealed)
     return BuiltWheel(
         wheel=sealed,
         facts=facts,
-        binaries=require_portable(sealed),
         proofs=tuple(proofs),
         circumstances=(circumstance,),
         notes=tuple(native.refused_notes),
