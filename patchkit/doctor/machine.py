@@ -20,7 +20,6 @@ from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Findings, Level
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.serve.command_notes import kernel_advice
 from patchkit.target import is_unified
@@ -75,7 +74,6 @@ def machine_findings(node: NodeReport) -> Findings:
         check_gpu_users,
         check_kernel_log,
         check_memory,
-        check_memory_guard,
         check_rdma_files,
     )
     of_python = (
@@ -96,14 +94,10 @@ def machine_findings(node: NodeReport) -> Findings:
         yield from run_check(node)
 
 
-def _memory(node: NodeReport) -> Memory:
-    reason = "the kernel does not tell how much memory there is"
-    return require(node.host.memory, reason)
-
-
 @check("memory-left")
 def check_memory(node: NodeReport) -> Outcome:
-    memory = _memory(node)
+    reason = "the kernel does not tell how much memory there is"
+    memory = require(node.host.memory, reason)
     sizes = {
         "available": memory.available // KIB_PER_GIB,
         "total": memory.total // KIB_PER_GIB,
@@ -115,17 +109,6 @@ def check_memory(node: NodeReport) -> Outcome:
         return sizes
 
     return node.find("memory-left", **sizes)
-
-
-@check("memory-guard")
-def check_memory_guard(node: NodeReport) -> Outcome:
-    guards = node.health_fact("guards")
-    swap = _memory(node).swap_total
-
-    if not swap and not guards and is_unified(node.host.target):
-        return node.find("memory-guard")
-
-    return {"guards": ", ".join((*guards, f"{swap // KIB_PER_GIB} GiB of swap"))}
 
 
 @check("kernel-log")

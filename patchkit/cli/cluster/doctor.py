@@ -31,6 +31,7 @@ from patchkit.doctor.archive import (
     save_archive,
     take_out_names,
 )
+from patchkit.doctor.boot import examine_boot
 from patchkit.doctor.examination import Examination, examine_cluster, local_facts
 from patchkit.doctor.first_use import add_first_use
 from patchkit.doctor.private_names import private_names
@@ -55,6 +56,7 @@ _READER = "patchkit doctor --log -"
 @OTHER_FILE_OPTION
 @option("--log", "Output of a program; - is standard input.", type=FILE_OR_DASH)
 @option("--port N", "Port of the server; default: 8000.", type=click.IntRange(1, 65535))
+@option("--boot N", "How that boot ended; -1: the last.", type=click.IntRange(max=-1))
 @flag("--gpu", "Also try the GPUs; takes minutes.")
 @option("--save", "Keep a report, without names and secrets.", type=PATH)
 @VENV_OPTION
@@ -72,6 +74,7 @@ def doctor_command(
       patchkit doctor
       patchkit doctor --port 8888
       patchkit doctor --cluster
+      patchkit doctor --cluster --boot -1
       patchkit doctor --log vllm.log
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
@@ -112,17 +115,22 @@ def _examine(
     venv: str | None,
     gpu: bool,
     with_cluster: bool,
+    boot: int | None,
 ) -> Examination:
-    """Look at a log, at a cluster, or at this machine."""
+    """Look at a log, at a cluster, at this machine, or at the end of a boot."""
     if log is not None:
         return _examine_log(log, venv)
 
     if with_cluster or file is not None:
         cluster = read_cluster_file(file or FILE)
+        if boot:
+            return examine_boot(cluster, boot)
         return examine_cluster(cluster, gpu=gpu, is_local=False)
 
     choices = {"serve": ServeChoices(port=port)} if port else {}
     cluster = cluster_here(venv, **choices)
+    if boot:
+        return examine_boot(cluster, boot)
     return examine_cluster(
         cluster,
         gpu=gpu,

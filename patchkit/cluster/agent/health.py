@@ -169,14 +169,12 @@ class GpuUser:
 class NodeHealth:
     """The health of a node; a part that is unknown is None, and ``unread`` says why, by its name.
 
-    ``page_cache`` is in KiB; ``guards`` are running services that end a process before memory is
-    used up; ``kernel`` are the lines of this boot's kernel log that may tell of trouble;
-    ``manager`` says whether the user's systemd answers. ``process`` are the limits of the process
-    that reads all this, ``unit`` those of the unit's main process if the unit runs.
+    ``page_cache`` is in KiB; ``kernel`` are the lines of this boot's kernel log that may tell of
+    trouble; ``manager`` says whether the user's systemd answers. ``process`` are the limits of the
+    process that reads all this, ``unit`` those of the unit's main process if the unit runs.
     """
 
     page_cache: int | None = None
-    guards: Texts | None = None
     kernel: Texts | None = None
     gpu: GpuState | None = None
     gpu_users: tuple[GpuUser, ...] | None = None
@@ -205,7 +203,6 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
 
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
-        "guards": _running_guards,
         "kernel": read_kernel_log,
         "gpu": gpu_state,
         "gpu_users": gpu_users,
@@ -270,18 +267,6 @@ def _page_cache() -> int:
     kib = dict(re.findall(r"(?m)^(\w+): +(\d+)", text))
     files = int(kib["Cached"]) + int(kib["Buffers"])
     return files - int(kib["Shmem"])
-
-
-def _running_guards() -> Texts:
-    """Return the running services that end processes before memory is used up."""
-    names = ("earlyoom", "systemd-oomd", "nohang")
-    shown = attempt("systemctl", "is-active", *names, timeout=_SECONDS)
-    states = shown.output.split()
-    if len(states) != len(names):
-        raise UnreadError("systemctl does not say which services run")
-
-    pairs = zip(names, states, strict=True)
-    return tuple(name for name, state in pairs if state == "active")
 
 
 def find_compilers(venv: Path, environment: Values) -> Compilers:

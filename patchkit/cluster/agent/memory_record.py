@@ -84,6 +84,13 @@ def write_stop(name: str, stop: MemoryStop) -> None:
     os.close(descriptor)
 
 
+def recorded_boots(name: str) -> list[str]:
+    """Return the former boots of which there are figures, by the time of the last ones."""
+    files = record_path(name, "").parent.glob(f"{name}.*-*")
+    boots = [file.suffix[1:] for file in sorted(files, key=os.path.getmtime)]
+    return [boot for boot in boots if boot != BOOT.read_text().strip()]
+
+
 def open_record(name: str, ending: str) -> int:
     """Return the descriptor of a record, which is made if it is missing. Raises OSError."""
     path = record_path(name, ending)

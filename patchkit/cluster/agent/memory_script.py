@@ -36,6 +36,7 @@ from patchkit.cluster.agent.memory_record import (
     open_record,
     put_record,
     record_path,
+    recorded_boots,
 )
 from patchkit.cluster.agent.processes import read_mark
 
@@ -166,9 +167,8 @@ class MemoryGuard:
             self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
         self._record = open_record(self.name, "json")
         self._figures = open_record(self.name, BOOT.read_text().strip())
-        files = record_path(self.name, "*").parent.glob(f"{self.name}.*-*")
-        for file in sorted(files, key=os.path.getmtime)[:-_BOOTS]:
-            file.unlink()
+        for boot in recorded_boots(self.name)[:-_BOOTS]:
+            record_path(self.name, boot).unlink()
         self._lines = collections.deque[str](maxlen=_LINES)
 
         self._groups: dict[Path, RankGroup] = {}

@@ -39,7 +39,6 @@ OUTSIDE = ContainerLimits(kind="", verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
     page_cache=1 << 20,
-    guards=("earlyoom",),
     kernel=(),
     gpu=GPU,
     gpu_users=(GpuUser(pid=10, name="VLLM::EngineCor", user="spark", mib=90_000),),
@@ -235,9 +234,9 @@ def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cur
 
 def test_what_is_only_worth_knowing(well):
     stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
-    found = [*machine_findings(with_health(stopped, guards=()))]
+    found = [*machine_findings(stopped)]
     notes = {each.about: each for each in found if each.level is Level.NOTE}
-    assert {*notes} == {"memory-guard", "gpu-taken"}
+    assert {*notes} == {"gpu-taken"}
     assert wrong(found) == {}
     assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what
 
