@@ -187,7 +187,8 @@ def elsewhere(tmp_path, stocked):
 
 def fill(stocked, **more):
     where = NodePlatform(machine=CPU, python="3.12", glibc="2.39")
-    fill_wheelhouse(stocked, where, **more)
+    options = {"also": (), "lock_only": False, "progress": print, "tell": print}
+    fill_wheelhouse(stocked, where, **{**options, **more})
 
 
 def test_a_wheel_that_is_a_link_to_the_same_bytes(stocked, elsewhere, cli, made):
