@@ -6,11 +6,9 @@ safetensors that no record names. The full check hashes every recorded file as w
 
 from __future__ import annotations
 
-import re
 from collections.abc import (
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -41,10 +39,13 @@ from patchkit.records import RecordError, read_json, record
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
 """Configuration files of models; vLLM needs one of them to load a model."""
 
+LOST_RECORD = Finding(
+    where=RECORD,
+    what="is missing, so the files cannot be checked",
+    why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
+)
 _LENGTH_BYTES = 8  # a file of safetensors begins with the length of its header
 _LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
-_MOST_SHARDS = 1000  # shards of a set: a higher count in a name is not believed
-_SHARD = re.compile(r"([^/]+)-\d{5}-of-(\d{5})(\.\w+)")
 
 
 @frozen
@@ -118,15 +119,10 @@ def compare_records(
     if not any(check.recorded for check in checks):
         return [*results]
 
-    lost = Finding(
-        where=RECORD,
-        what="is missing, so the files cannot be checked",
-        why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
-    )
     compared = []
     for result in results:
         if isinstance(result, ModelCheck) and not result.recorded:
-            result = replace(result, findings=(*result.findings, lost))
+            result = replace(result, findings=(*result.findings, LOST_RECORD))
         compared.append(result)
     return compared
 
@@ -257,7 +253,7 @@ def _check_sizes(
 ) -> Findings:
     """Yield a finding for each file whose size is not that of the record, or that is missing.
 
-    The record, an index or the name of another shard implies which files have to be there.
+    The record or an index implies which files have to be there.
     """
     for name, file in recorded.items():
         size = sizes.get(name, file.size)
@@ -269,9 +265,6 @@ def _check_sizes(
             )
 
     reasons = dict.fromkeys(recorded, "it was chosen when the model was fetched")
-    reasons |= dict.fromkeys(
-        _shards_by_name(sizes), "the names of the other shards count it"
-    )
     try:
         reasons |= dict.fromkeys(
             read_shards(folder, sizes), "the index of the weights names it"
@@ -283,19 +276,6 @@ def _check_sizes(
     for name, reason in sorted(reasons.items()):
         if name not in sizes and name not in wrong:
             yield Finding(where=name, what="is missing", why=reason)
-
-
-def _shards_by_name(names: Iterable[str]) -> Iterator[str]:
-    """Yield every name of each set of shards of which at least one file is there.
-
-    Shards are called NAME-00001-of-00002.safetensors.
-    """
-    for name in filter(is_weights, names):
-        if match := _SHARD.fullmatch(name):
-            stem, count, suffix = match.groups()
-            last = min(int(count), _MOST_SHARDS)
-            for number in range(1, last + 1):
-                yield f"{stem}-{number:05}-of-{count}{suffix}"
 
 
 def _header_problem(path: Path, size: int) -> str:

@@ -19,11 +19,11 @@ from patchkit.cluster.models.hashing import (
     hash_findings,
 )
 from patchkit.cluster.models.model_check import (
+    LOST_RECORD,
     Checking,
     ModelCheck,
     check_model,
     held_models,
-    list_files,
     quick_check,
 )
 from patchkit.cluster.models.model_files import (
@@ -52,11 +52,9 @@ from patchkit.errors import (
 from patchkit.finding import finding
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import RecordError, record
+from patchkit.records import record
 
 _ASIDE = ".sync"  # the folder beside those of models, for files that are not hashed yet
-# A placeholder for the digest of an unrecorded file: hash_files() then computes a sha256.
-_ANY_SHA256 = "0" * 64
 
 
 @frozen
@@ -70,13 +68,9 @@ class ModelNode:
 
 @frozen
 class ModelSource:
-    """A model to copy from a node: its check, its files, and its record if it has one.
-
-    The digest of a file is that of the record, or else the one computed on that node.
-    """
+    """A model to copy from a node: its check, and its record if the check found no error."""
 
     check: ModelCheck
-    files: Mapping[FileName, ModelFile]
     record: ModelRecord | None = None
 
 
@@ -145,13 +139,12 @@ def find_source(
 ) -> tuple[ModelNode, ModelSource, list[tuple[ModelNode, ModelCheck]]]:
     """Return the first node whose files have the right hashes, its model, and the nodes rejected.
 
-    Nodes with a record are tried first, since only a record tells the right hashes. A node that
-    fails, or whose files differ, is rejected with its check. If no node is left, raises an error
-    that names the fault of each: HashMismatchError if a hash is wrong anywhere, otherwise an error
-    of the first fault's kind.
+    A node that fails, or whose files differ, is rejected with its check. If no node is left, raises
+    an error that names the fault of each: HashMismatchError if a hash is wrong anywhere, otherwise
+    an error of the first fault's kind.
     """
     damaged_sources: list[tuple[ModelNode, ModelCheck]] = []
-    for node, model in sorted(holders, key=lambda holder: not holder[1].recorded):
+    for node, model in holders:
         bar = report(f"{node.ssh}: hashing")
         try:
             source = Remote(node.ssh).follow(
@@ -200,50 +193,15 @@ def _no_source_error(
 def read_source(folder: str) -> Steps[ModelSource]:
     """Hash a model on the node that it is copied from; yield the progress in bytes.
 
-    Files that the record does not name get the digest that is computed here. If a file is wrong or
-    unreadable, the check says so, and the result has no files.
+    If a file is wrong or unreadable, or the record missing, the check says so, and the result has
+    no record.
     """
-    place = Path(folder)
     check = yield from check_model(folder)
+    if not check.exit_code and not check.recorded:
+        check = replace(check, findings=(*check.findings, LOST_RECORD))
     if check.exit_code:
-        return ModelSource(check=check, files={})
-
-    model_record = read_record(place)
-    recorded = model_record.files if model_record else {}
-    unrecorded = _list_unrecorded(place, recorded)
-
-    hashes = yield from hash_files(place, unrecorded)
-    if hashes.findings:
-        check = replace(check, findings=(*check.findings, *hashes.findings))
-        return ModelSource(check=check, files={})
-
-    hashed = {
-        name: replace(unrecorded[name], digest=digest)
-        for name, digest in hashes.digests.items()
-    }
-    return ModelSource(check=check, files={**recorded, **hashed}, record=model_record)
-
-
-def _list_unrecorded(
-    folder: Path,
-    recorded: Mapping[str, ModelFile],
-) -> dict[FileName, ModelFile]:
-    """Return the files that the record does not name, with a placeholder for their digest.
-
-    Raises SourceError for a name that is no plain name of a file.
-    """
-    sizes, _broken = list_files(folder)
-    files = {
-        name: {"size": size, "digest": _ANY_SHA256}
-        for name, size in sizes.items()
-        if name not in recorded
-    }
-    try:
-        return record(dict[FileName, ModelFile], files)
-    except RecordError as error:
-        raise SourceError(
-            f"{folder}: {error}", hint="rename that file, or remove it"
-        ) from None
+        return ModelSource(check=check)
+    return ModelSource(check=check, record=read_record(Path(folder)))
 
 
 def sync_model(
@@ -258,7 +216,8 @@ def sync_model(
     """
     receiver = Remote(node.ssh)
     name = model.check.folder.rpartition("/")[2]
-    files = {path: asdict(file) for path, file in model.files.items()}
+    assert model.record
+    model_record = asdict(model.record)
 
     bar = report(f"{node.ssh}: checking what is there")
     stage = receiver.follow(
@@ -267,7 +226,7 @@ def sync_model(
         stage_model,
         models=node.models,
         name=name,
-        files=files,
+        model_record=model_record,
     )
     sent = Copied(0, 0.0)
     if stage.files_to_send:
@@ -287,8 +246,8 @@ def sync_model(
         place_model,
         models=node.models,
         name=name,
-        files={path: files[path] for path in stage.lacking},
-        model_record=asdict(model.record) if model.record else None,
+        lacking=list(stage.lacking),
+        model_record=model_record,
     )
     return replace(check, sent=sent)
 
@@ -296,7 +255,7 @@ def sync_model(
 def stage_model(
     models: str,
     name: str,
-    files: Mapping[str, object],
+    model_record: object,
 ) -> Steps[ModelStage]:
     """Hash what this node has of a model, and prepare the staging folder for the other files.
 
@@ -306,9 +265,9 @@ def stage_model(
     require_rsync()
     folder, staging = _places(models, name)
 
-    wanted = record(dict[FileName, ModelFile], files)
+    wanted = record(ModelRecord, model_record)
     with translated(at=folder):
-        lacking = yield from _lacking_files(folder, wanted)
+        lacking = yield from _lacking_files(folder, wanted.files)
         files_to_send = yield from _lacking_files(staging, lacking)
         # A partial file may be longer than the whole one: the surplus is no room for other files.
         left = sum(
@@ -361,7 +320,7 @@ def _lacking_files(
 def place_model(
     models: str,
     name: str,
-    files: Mapping[str, object],
+    lacking: Sequence[str],
     model_record: object,
 ) -> Checking:
     """Hash the staged files, and move them into the model's folder; write its record last.
@@ -370,7 +329,8 @@ def place_model(
     is returned has a finding for each such file. Yields the progress in bytes.
     """
     folder, staging = _places(models, name)
-    arrived = record(dict[FileName, ModelFile], files)
+    wanted = record(ModelRecord, model_record)
+    arrived = {path: wanted.files[path] for path in lacking}
     wrong = yield from hash_findings(staging, arrived)
     with translated(at=folder):
         if wrong:
@@ -380,8 +340,7 @@ def place_model(
             return replace(check, full=True, findings=(*check.findings, *wrong))
 
         _move_files(staging, folder, arrived)
-        if model_record is not None:
-            write_record(folder, record(ModelRecord, model_record))
+        write_record(folder, wanted)
     return replace(quick_check(folder), full=True)
 
 

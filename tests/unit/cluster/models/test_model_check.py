@@ -132,15 +132,6 @@ def test_without_a_record_the_header_tells_how_long_a_file_is(model, data, found
     assert f"error: {SHARDS[1]}: {found}" in checked(model, full=False)[1]
 
 
-def test_a_copy_without_record_and_index_is_found_by_the_names_of_its_shards(model):
-    """As rsync leaves it when it is cut: the index comes after the shards, the record last."""
-    for name in (RECORD, INDEX, SHARDS[1]):
-        (model / name).unlink()
-    check, findings = checked(model, full=False)
-    assert f"error: {SHARDS[1]}: is missing" in findings
-    assert (check.recorded, check.complete) == (False, False)
-
-
 def test_a_folder_without_a_record_is_not_complete(model):
     whole = check_model_of(model)
     (model / RECORD).unlink()
