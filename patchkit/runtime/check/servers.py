@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from patchkit.finding import Findings, Level
 from patchkit.runtime.check.content import (
@@ -22,7 +21,6 @@ from patchkit.runtime.check.shell_words import split_words
 from patchkit.runtime.rules.presets import (
     FLAGS,
     LeaveOut,
-    Limit,
     flags,
     has_flag,
     load_choices,
@@ -49,6 +47,7 @@ _AT_ADDRESS = re.compile(
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
     r":[\w${}:-]{1,60}:\d"
 )
+_MEMORY_SHARE = "gpu-memory-utilization-high"
 _UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 
 API_KEY = "VLLM_API_KEY"
@@ -64,11 +63,8 @@ _HAND_OVER = (
 
 def check_server_flags(checked: CheckedText) -> Findings:
     """Yield flags and values that the release of vLLM refuses, or that rules discourage."""
-    rules = load_flag_rules()
     slips = Slips(flags(checked.vllm, checked.home))
-    limits = select_entries(rules.limits, checked.situation)
-
-    discouraged = select_entries(rules.leave_out, checked.situation)
+    discouraged = select_entries(load_flag_rules().leave_out, checked.situation)
 
     for server in _find_servers(checked.content):
         for flag in server.flags:
@@ -78,7 +74,7 @@ def check_server_flags(checked: CheckedText) -> Findings:
 
             yield from _check_choice(flag, server, checked)
             yield from _check_discouraged(flag, discouraged)
-            yield from _check_limits(flag, server, limits)
+            yield from _check_memory_share(flag, server, checked)
 
 
 def _find_servers(content: FileContent) -> Iterator[CommandLine]:
@@ -184,28 +180,19 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
             )
 
 
-def _check_limits(
-    flag: GivenFlag, server: CommandLine, limits: Sequence[Limit]
+def _check_memory_share(
+    flag: GivenFlag, server: CommandLine, checked: CheckedText
 ) -> Findings:
-    """Yield a finding for each limit that a flag's value exceeds."""
+    """Yield a finding about a share of the memory that leaves too little to the CPU."""
+    row = read_env_data("findings")[_MEMORY_SHARE]
+    is_on_device = checked.situation["target"] == row["target"]
+    if flag.name != row["flag"] or row["unless"] in server.flag_names:
+        return
+
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
-
-    for limit in limits:
-        is_over = flag.name == limit.flag and value > limit.most
-        if not is_over or limit.unless in server.flag_names:
-            continue
-
-        finding = build_finding(
-            "over-limit",
-            flag,
-            level=Level.WARNING if value >= limit.harmful else Level.NOTE,
-            most=f"{limit.most:g}",
-            why=limit.reason,
-            hint=limit.instead,
-            source=limit.source,
-        )
-
-        yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
+    if is_on_device and value > row["most"]:
+        level = Level.WARNING if value >= row["harmful"] else None
+        yield build_finding(_MEMORY_SHARE, flag, level=level)
 
 
 def _check_choice(

@@ -460,23 +460,6 @@ class LeaveOut(Discouraged):
 
 
 @frozen
-class Limit(Grounded):
-    """The largest value that a flag should have.
-
-    A value above ``most`` is reported, from ``harmful`` on as a warning. If the flag ``unless`` is
-    also set, any value is fine. ``instead`` says what to do.
-    """
-
-    flag: FlagName
-    most: float
-    harmful: float
-    reason: str
-    instead: str
-    guides: str = ""
-    unless: str = ""
-
-
-@frozen
 class DenseNames:
     """The names in vLLM of the dense layers of some architectures.
 
@@ -498,7 +481,6 @@ class FlagRules:
 
     rules: tuple[FlagRule, ...] = field(metadata={"key": "rule"})
     leave_out: tuple[LeaveOut, ...]
-    limits: tuple[Limit, ...] = field(metadata={"key": "limit"})
     advice: tuple[Advice, ...]
     dense: tuple[DenseNames, ...]
     dense_parts: Mapping[str, Names]

@@ -20,7 +20,7 @@ STOPS = "Unknown SF transformation"
 
 def entries():
     flags, variables = load_flag_rules(), load_variable_rules()
-    every = (flags.rules, flags.leave_out, flags.limits, flags.advice)
+    every = (flags.rules, flags.leave_out, flags.advice)
     every += (variables.rules, variables.avoids, variables.advice)
     return itertools.chain.from_iterable(every)
 
