@@ -336,19 +336,13 @@ def _check_member(project: str, member: str) -> Findings:
 
 def _check_cuda(filename: str, binaries: Binaries) -> Findings:
     """Yield a finding if the libraries of a wheel need different major versions of CUDA."""
-    names = defaultdict(list)
-    for binary in binaries:
-        for major in binary.cuda:
-            names[major].append(binary.name)
-
-    if len(names) > 1:
-        rows = [f"CUDA {major}: {', '.join(row)}" for major, row in names.items()]
+    majors = sorted({major for binary in binaries for major in binary.cuda})
+    if len(majors) > 1:
         yield finding(
             SourceError,
             filename,
-            f"its libraries need {len(names)} versions of CUDA",
+            f"its libraries need CUDA {' and '.join(map(str, majors))}",
             "build all of it with one toolkit",
-            "; ".join(rows),
         )
 
 
