@@ -38,11 +38,6 @@ class NativeLibrary:
     ptx: Texts
     refused: Texts
 
-    @property
-    def refused_notes(self) -> list[str]:
-        """Say which fat binaries the device still compiles, and why."""
-        return [f"{reason}; it is compiled at first use" for reason in self.refused]
-
 
 NativeLibraries = Sequence[NativeLibrary]
 

@@ -62,11 +62,6 @@ class NativeParts:
         }
 
     @property
-    def changes(self) -> bool:
-        """True if the wheel has other libraries than upstream's."""
-        return any(library.path for library in self.libraries)
-
-    @property
     def count(self) -> int:
         """The number of fat binaries that were assembled."""
         return sum(len(library.ptx) for library in self.libraries)
@@ -74,7 +69,11 @@ class NativeParts:
     @property
     def refused_notes(self) -> list[str]:
         """Sentences about the PTX that the device still compiles."""
-        return [note for library in self.libraries for note in library.refused_notes]
+        return [
+            f"{reason}; it is compiled at first use"
+            for library in self.libraries
+            for reason in library.refused
+        ]
 
 
 def native_parts(

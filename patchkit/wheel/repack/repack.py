@@ -122,7 +122,7 @@ def repack_wheel(
                 assembler,
                 report("Assembling PTX"),
             )
-        if not (patched.outcome.written or native.changes):
+        if not (patched.outcome.written or native.count):
             raise _unchanged_error(origin, target, native=assembler is not None)
 
         new = _make_additions(patched, kernels, native)
