@@ -209,14 +209,11 @@ def _node_number(role: str, node: int | None, nodes: int) -> int:
         hint = f"its number: --node 2 to --node {nodes}"
         raise UsageError("--role worker is one of several", hint=hint)
 
-    is_head = role == "head"
-    if node is None:
-        return 1 if is_head else 2
-
-    if (node == 1) != is_head:
-        what = f"--role {role} --node {node}: the head is node 1, and only the head"
+    number = node or (1 if role == "head" else 2)
+    if (number == 1) != (role == "head"):
+        what = f"--role {role} --node {number}: the head is node 1, and only the head"
         raise UsageError(what)
-    return node
+    return number
 
 
 def _plan_blocks(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from patchkit.cluster.models.model_files import ModelFile
 from patchkit.cluster.ssh.answer import Steps
 from patchkit.finding import Finding
-from patchkit.frozen import Values, frozen
 
 HASH = "hash"
 """``about`` of the finding that the bytes of a file differ from those on the Hub."""
@@ -22,51 +21,17 @@ _SHA1 = 40  # hex digits
 _BLOCK = 1 << 20
 
 
-@frozen
-class FileHashes:
-    """The digests of files by name, and a finding for each file that could not be read."""
-
-    digests: Values
-    findings: list[Finding]
-
-
 def hash_findings(
     place: Path,
     files: Mapping[str, ModelFile],
 ) -> Steps[list[Finding]]:
     """Return a finding for each file that cannot be read or whose digest is not the given one.
 
-    Yields the progress: bytes done, and bytes in all.
-    """
-    hashes = yield from hash_files(place, files)
-    findings = [*hashes.findings]
-    for name, digest in hashes.digests.items():
-        right = files[name].digest
-        if digest != right:
-            findings.append(
-                Finding(
-                    about=HASH,
-                    where=name,
-                    what=f"has the hash {digest[:16]}…, not {right[:16]}…",
-                    why="its bytes are not those of the Hub",
-                )
-            )
-    return findings
-
-
-def hash_files(
-    place: Path,
-    files: Mapping[str, ModelFile],
-) -> Steps[FileHashes]:
-    """Hash files in parallel, each with the algorithm of its given digest.
-
-    Yields the progress: bytes done, and bytes in all. A caller may close the generator early:
-    then nothing waits for the files that are being read.
+    Files are hashed in parallel. Yields the progress: bytes done, and bytes in all. A caller may
+    close the generator early: then nothing waits for the files that are being read.
     """
     done = 0
     total = sum(file.size for file in files.values())
-
-    digests: dict[str, str] = {}
     findings: list[Finding] = []
 
     over = threading.Event()
@@ -78,22 +43,34 @@ def hash_files(
         }
 
         for name, file in files.items():
-            try:
-                digests[name] = hashes[name].result()
-            except OSError as error:
-                findings.append(
-                    Finding(
-                        where=name,
-                        what=f"cannot be read: {error.strerror or error}",
-                        why="whether its bytes are right is not known",
-                    )
-                )
+            findings += _judge_hash(name, file.digest, hashes[name])
             done += file.size
             yield done, total
     finally:
         over.set()
         pool.shutdown(wait=False, cancel_futures=True)
-    return FileHashes(digests=digests, findings=findings)
+    return findings
+
+
+def _judge_hash(name: str, right: str, hashing: Future[str]) -> Iterator[Finding]:
+    """Yield a finding if a file could not be read, or has another digest than the ``right`` one."""
+    try:
+        digest = hashing.result()
+    except OSError as error:
+        yield Finding(
+            where=name,
+            what=f"cannot be read: {error.strerror or error}",
+            why="whether its bytes are right is not known",
+        )
+        return
+
+    if digest != right:
+        yield Finding(
+            about=HASH,
+            where=name,
+            what=f"has the hash {digest[:16]}…, not {right[:16]}…",
+            why="its bytes are not those of the Hub",
+        )
 
 
 def _hash_file(path: Path, like: str, over: threading.Event) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from patchkit.cluster.models.hashing import (
     HASH,
-    hash_files,
     hash_findings,
 )
 from patchkit.cluster.models.model_check import (
@@ -309,12 +308,9 @@ def _lacking_files(
         if file_size(place / name) == file.size
     }
 
-    hashes = yield from hash_files(place, present)
-    return {
-        name: file
-        for name, file in files.items()
-        if hashes.digests.get(name) != file.digest
-    }
+    for fault in (yield from hash_findings(place, present)):
+        del present[fault.where]
+    return {name: file for name, file in files.items() if name not in present}
 
 
 def place_model(

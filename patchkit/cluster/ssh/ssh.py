@@ -79,25 +79,21 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
             hint=ssh_command(destination, "python3", "--version"),
         )
 
-    line = done.trouble
-    if done.status is not None:
-        line = _find_known_line(lines).strip("@ ")
+    if done.status is None:
+        lines = [done.trouble]
+    line = min(reversed(lines), key=_find_cause).strip("@ ")
     reason, hint = explain_failure(line, destination)
     return HostError(f"{destination}: {line}", why=reason, hint=hint)
 
 
-def _find_known_line(lines: list[str]) -> str:
-    """Return the line that names a known cause, else the last line."""
-    for cause in _CAUSES[:-1]:
-        for line in lines:
-            if cause["text"] in line:
-                return line
-    return lines[-1]
+def _find_cause(line: str) -> int:
+    """Return the number of the first cause whose text is in a line; the last one fits all lines."""
+    return next(number for number, cause in enumerate(_CAUSES) if cause["text"] in line)
 
 
 def explain_failure(line: str, destination: str) -> tuple[str, str]:
     """Return the cause of a line that ssh printed about a destination, and a hint."""
-    cause = next(cause for cause in _CAUSES if cause["text"] in line)
+    cause = _CAUSES[_find_cause(line)]
     return cause["why"], cause["hint"].format(node=quoted(destination))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.models.hashing import hash_files
+from patchkit.cluster.models.hashing import hash_findings
 from patchkit.cluster.models.model_check import (
     ModelCheck,
     check_model,
@@ -184,7 +184,7 @@ def test_who_stops_hashing_waits_for_no_file(tmp_path):
         "large": ModelFile(size=size, digest="0" * 64),
     }
     before = int(read.read_text().split()[1])
-    hashing = hash_files(tmp_path, files)
+    hashing = hash_findings(tmp_path, files)
     assert next(hashing) == (0, size)
     hashing.close()
     assert int(read.read_text().split()[1]) - before < size
