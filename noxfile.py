@@ -363,12 +363,26 @@ def doctor_proof(session: nox.Session) -> None:
     _module(session, "e2e.lifecycle.doctor_proof", work, *session.posargs)
 
 
+@nox.session(name="memory-storms")
+def memory_storms(session: nox.Session) -> None:
+    """A virtual machine whose memory runs out: does it still answer, with the guard and without?
+
+    Needs root, mmdebstrap, qemu-system-x86 and qemu-utils:
+    `nox -s memory-storms -- [--floor GIB] [STORM ...]`; the floor 0 is no guard.
+    """
+    _install(session, "test")
+    if obstacle := _module(session, "e2e.proofs.virtual_machine", silent=True):
+        session.skip(obstacle)
+    work = str(session.cache_dir.resolve() / "memory-storms")
+    _module(session, "e2e.proofs.memory_storms", work, *session.posargs)
+
+
 @nox.session(python=False)
 def nightly(session: nox.Session) -> None:
     """What takes too long for each change, one after the other, with a table of how each ended.
 
     As root: `nox -s nightly -- [PART ...]`. Parts: matrix, torture, doctor-proof, cross-proof,
-    lifecycle. What lacks a program is told as not run.
+    lifecycle, memory-storms. What lacks a program is told as not run.
     """
     session.run(sys.executable, "-m", "tools.nightly", *session.posargs)
 

@@ -21,7 +21,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 NOXFILE = Path(__file__).parents[1] / "noxfile.py"
-PARTS = ("matrix", "torture", "doctor-proof", "cross-proof", "lifecycle")
+PARTS = (
+    "matrix",
+    "torture",
+    "doctor-proof",
+    "cross-proof",
+    "lifecycle",
+    "memory-storms",
+)
 PASSED, FAILED, NOT_RUN = "passed", "FAILED", "NOT RUN"
 RESULTS = {"success": PASSED, "skipped": NOT_RUN}
 HEADER = ("part", "result", "seconds", "reason")

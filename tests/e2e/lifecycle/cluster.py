@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,19 +91,9 @@ class EmulatedCluster:
 
     def prepare(self, begin: Begin) -> None:
         """Put two models on all nodes; unless they stay bare the fake, too, and serve if asked."""
-        # A model of one number.
-        header = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-        files = {
-            "config.json": json.dumps(config),
-            "model.safetensors": struct.pack("<Q", len(header)).decode()
-            + header
-            + "\0" * 4,
-        }
         for node in self.nodes.values():
             for model in (MODEL, OTHER_MODEL):
-                for name, text in files.items():
-                    fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
+                fake_venv.write_model(node, f"{HOME}{model[1:]}")
             if begin != "bare":
                 self.install(node)
         self.change()

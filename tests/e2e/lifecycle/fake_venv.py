@@ -6,17 +6,21 @@ nothing that could be imported: which variables and flags it takes, and with whi
 
 from __future__ import annotations
 
+import json
+import struct
 import tarfile
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from packaging.version import Version
 
 from e2e.emulation.nodes import NodeError
 from e2e.lifecycle.fake_vllm import VERSION
-from e2e.lifecycle.nodes import HOME, SystemdNode
+from e2e.lifecycle.nodes import HOME
+from patchkit.follow import Completed
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.build import recorded_needs
 from patchkit.source.fetch import fetch
@@ -44,7 +48,17 @@ READ = (
 )
 
 
-def install(node: SystemdNode) -> None:
+class User(Protocol):
+    """A node on which commands are run as its user."""
+
+    name: str
+
+    def user(
+        self, *words: str | Path, seconds: int = 30, input: bytes = b""
+    ) -> Completed: ...
+
+
+def install(node: User) -> None:
     """Make the environment there. Raises NodeError."""
     insist_user(node, "python3", "-m", "venv", "--without-pip", VENV)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -56,10 +70,19 @@ def install(node: SystemdNode) -> None:
     insist_user(node, "chmod", "+x", f"{VENV}/bin/vllm")
 
 
-def write(node: SystemdNode, path: str, text: str) -> None:
+def write(node: User, path: str, text: str) -> None:
     """Write a file there as the user. Raises NodeError."""
     script = 'mkdir -p "${0%/*}" && cat > "$0"'
     insist_user(node, "sh", "-c", script, path, input=text.encode() or b"\n")
+
+
+def write_model(node: User, folder: str) -> None:
+    """Write a model of one number. Raises NodeError."""
+    header = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    size = struct.pack("<Q", len(header)).decode()
+    write(node, f"{folder}/config.json", json.dumps(config))
+    write(node, f"{folder}/model.safetensors", f"{size}{header}" + "\0" * 4)
 
 
 def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
@@ -128,7 +151,7 @@ def _files(release: str = VERSION) -> Mapping[str, bytes]:
 
 
 def insist_user(
-    node: SystemdNode, *words: str | Path, seconds: int = 30, input: bytes = b""
+    node: User, *words: str | Path, seconds: int = 30, input: bytes = b""
 ) -> str:
     done = node.user(*words, seconds=seconds, input=input)
     if done.trouble:

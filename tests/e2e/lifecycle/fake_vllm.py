@@ -13,8 +13,12 @@ in `fake.env` of the model's folder, which is read at every start: FAKE_LOAD (se
 FAKE_LIE (seconds that /health says 200 before anything is answered), FAKE_FAIL (an error while
 loading, of rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL), FAKE_STATS (0:
 no counters in /metrics), FAKE_METRICS (seconds that /metrics takes), FAKE_STALL (1: requests come
-to wait, and none is ever scheduled). A question may say more: ``steps``, each of so many
-``seconds``, that are ``prefill``: then they fill the cache and count nothing.
+to wait, and none is ever scheduled), FAKE_WEIGHTS (MiB that a rank takes while it loads, with
+``--kv-cache-memory-bytes`` on top, in no process's RSS, as a GPU's on a GB10), FAKE_STORM (1: the
+worker process waits for a file `storm` in the model's folder, and takes memory as it says: words of
+e2e/proofs/hog.py, after its path, after ``once`` or ``again``; the file goes away unless it is
+``again``). A question may say more: ``steps``, each of so many ``seconds``, that are ``prefill``:
+then they fill the cache and count nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import argparse
 import contextlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -47,6 +52,8 @@ DEFAULTS = {
     "STATS": "1",
     "METRICS": "0",
     "STALL": "0",
+    "WEIGHTS": "0",
+    "STORM": "",
 }
 
 
@@ -71,6 +78,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", nargs="+", default=[])
+    parser.add_argument("--kv-cache-memory-bytes", type=int, default=0)
     known, _ = parser.parse_known_args(arguments)
     return known
 
@@ -146,6 +154,7 @@ class FakeRank:
             line.fileno(),
             given.node_rank,
             given.model,
+            given.kv_cache_memory_bytes,
         )
         # -P: its own folder may be a package, whose modules are nobody's.
         words = [sys.executable, "-P", __file__, *map(str, own_words)]
@@ -365,11 +374,35 @@ def serve(rank: FakeRank) -> None:
     server.serve_forever()
 
 
-def work(number: int, rank: str, model: str) -> None:
+def take_memory(size: int, seconds: float) -> None:
+    """Take memory that is in no process's RSS and goes with this process, in so much time."""
+    memory = os.memfd_create("device")
+    for _ in range(size >> 20):
+        os.write(memory, b"\1" * (1 << 20))
+        time.sleep(seconds / (size >> 20))
+
+
+def wait_for_storm(model: str) -> None:
+    """Take memory as the model's file `storm` says, as soon as there is one."""
+    file = Path(model, "storm")
+    while not file.is_file() or not (text := file.read_text()):
+        time.sleep(0.1)
+    again, program, *words = text.split()
+    if again != "again":
+        file.unlink()
+    runpy.run_path(program)["take"](*words)
+
+
+def work(number: int, rank: str, model: str, cache: str) -> None:
     """Load, then do steps; if nobody asks any more, wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log("Starting to load model", where="gpu_model_runner.py:2602")
-    time.sleep(float(setting("LOAD", model)))
+    if setting("STORM", model) == "1":
+        threading.Thread(target=wait_for_storm, args=[model], daemon=True).start()
+    if size := (int(setting("WEIGHTS", model)) << 20) + int(cache):
+        take_memory(size, float(setting("LOAD", model)))
+    else:
+        time.sleep(float(setting("LOAD", model)))
     chosen = setting("FAIL_RANK", model) == rank and model.endswith(
         setting("FAIL_MODEL", model)
     )
@@ -394,7 +427,7 @@ def main() -> None:
     if arguments[:1] == ["--version"]:
         print(VERSION)
     elif arguments and arguments[0].startswith(WORKER):
-        work(int(arguments[1]), *arguments[2:4])
+        work(int(arguments[1]), *arguments[2:5])
     else:
         rank = FakeRank(options(arguments))
         rank.load()

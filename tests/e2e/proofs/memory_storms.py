@@ -1,0 +1,388 @@
+"""Storms: memory runs out on a node with a kernel of its own, and does it still answer?
+
+    nox -s memory-storms -- [--floor GIB] [--rows FILE] [STORM ...]
+
+A virtual machine (virtual_machine.py) is a cluster of one node, which patchkit on this machine
+starts and asks through ssh, as an ordinary user; its rank is the stand-in for vLLM of the lifecycle
+tests, and holds memory as a GPU's of a GB10. Each storm begins at the same moment, to which the
+machine is put back: something takes memory (hog.py) until there is none. Each second somebody logs
+in and runs `true`; the slowest login counts. Then the model answers again, or `status` says why it
+does not.
+
+With ``--floor 0`` there is no guard, and nothing has to hold: that is the other half of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from os import environ
+from pathlib import Path
+from typing import Literal
+
+from e2e.emulation.lab import insist
+from e2e.emulation.nodes import NodeError
+from e2e.lifecycle import fake_venv
+from e2e.lifecycle.cluster import UNIT, URL
+from e2e.proofs import virtual_machine
+from e2e.proofs.virtual_machine import ADDRESS, HOME, STRANGER, Machine
+from patchkit.follow import Completed
+from patchkit.process import attempt
+from tools.markdown import table
+
+ROOT = Path(__file__).parents[3]
+NODE = "sparkvm"
+MODEL = f"{HOME}/models/tiny"
+PROGRAM = Path(__file__).with_name("hog.py")
+HOG = "/usr/local/bin/hog.py"
+# MiB of the machine and its swap, what a system of about 200 leaves to a rank, and a floor in GiB.
+MEMORY, SWAP = 1280, 512
+WEIGHTS, CACHE, LOAD_SECONDS = 200, 300, 3
+FLOOR = 0.2
+DEVICE = "rtx50"  # no model of a GB10 fits a machine this small: `up` would refuse it
+ALL = 4000  # more than there is with swap
+# More than the rank leaves, and less than there is without it, by whether there is swap.
+SOME = {False: 700, True: 1200}
+PACES = {"slow": 30, "fast": 100, "burst": 0}  # MiB a second; 0: as fast as it goes
+STRANGER_SECONDS = 20
+HOUR = 3600
+LOGIN_SECONDS = 5.0  # within which a login has to answer
+GONE = 15  # seconds after which a login is given up
+CALM_SECONDS = 25
+LOST_SECONDS = 18  # without a login: nobody waits for that machine any more
+PATIENCE = 90  # seconds until it serves again: systemd waits 20 before a start
+PATIENCE_WITHOUT = 40  # without a guard nothing has to hold
+SERVING = "serving"
+QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
+# What a node shows in one login: whether the model answers, states of two units, processes.
+LOOK = f"""\
+curl -sf -m 5 -o /dev/null {URL}/v1/completions --json '{QUESTION}' && echo answers || echo silent
+systemctl --user show -P ActiveState {UNIT}
+systemctl show -P ActiveState storm
+pgrep -f '[b]in/vllm serve|[V]LLM::Worker' | sort
+"""
+KILLED = re.compile(r"Out of memory: Killed process \d+ \(([^)]*)\)")
+REASON = re.compile(r"memory|GiB|floor")
+
+
+@dataclass(frozen=True)
+class Storm:
+    """Who takes memory of which kind of hog.py, how fast, and when.
+
+    A stranger, a program of another user, takes what there would be without the rank, and leaves.
+    In ``calm`` ones the rank takes no more than there is, and has to live.
+    """
+
+    who: Literal["rank", "stranger"]
+    kind: str
+    when: Literal["serving", "loading", "always"] = "serving"
+    calm: int = 0  # MiB that it takes, 0 for more than there are
+    pace: str = "fast"
+    swap: bool = False
+
+    @property
+    def name(self) -> str:
+        words = [self.who, self.kind, "swap" if self.swap else ""]
+        words[1:1] = ["calm"] if self.calm else [self.pace]
+        words[1:1] = [self.when] if self.when != "serving" else []
+        return "-".join(filter(None, words))
+
+    @property
+    def words(self) -> str:
+        """Return the words of hog.py."""
+        is_stranger = self.who == "stranger"
+        total = SOME[self.swap] if is_stranger else self.calm or ALL
+        seconds = STRANGER_SECONDS if is_stranger else HOUR
+        return f"{HOG} {self.kind} {PACES[self.pace]} {total} {seconds}"
+
+
+PACED = (
+    Storm("rank", "anonymous"),
+    Storm("rank", "ownerless"),
+    Storm("rank", "compilers"),
+    Storm("rank", "ownerless", "loading"),
+    Storm("stranger", "anonymous"),
+    Storm("stranger", "ownerless"),
+)
+SINGLE = (
+    Storm("rank", "ownerless", "always"),
+    Storm("rank", "crowd"),
+    Storm("stranger", "crowd"),
+)
+CALM = (
+    Storm("rank", "ownerless", calm=250),  # to just above the floor
+    Storm("rank", "cached", calm=1000),
+    Storm("rank", "compilers", calm=230),
+)
+
+
+def make_storms() -> Iterator[Storm]:
+    """Yield all storms without swap, then those with it."""
+    for swap in (False, True):
+        for pace, storm in product(PACES, PACED):
+            yield replace(storm, pace=pace, swap=swap)
+        for storm in (*SINGLE, *CALM):
+            yield replace(storm, swap=swap)
+
+
+STORMS = {storm.name: storm for storm in make_storms()}
+
+
+@dataclass(kw_only=True)
+class Logins:
+    """Log in once a second while the block runs, and keep how long each login took.
+
+    A login that is given up, or refused, counts as ``GONE`` seconds.
+    """
+
+    machine: Machine
+    seconds: list[float] = field(default_factory=list)
+    last_good: float = 0.0  # on the monotonic clock
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Logins:
+        self.last_good = time.monotonic()
+        self._thread = threading.Thread(target=self._log_in)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def worst(self) -> float:
+        return max(self.seconds, default=0.0)
+
+    @property
+    def is_lost(self) -> bool:
+        return time.monotonic() - self.last_good > LOST_SECONDS
+
+    def _log_in(self) -> None:
+        took = 0.0
+        while not self._over.wait(max(0.0, 1 - took)):
+            began = time.monotonic()
+            done = self.machine.user("true", seconds=GONE)
+            took = time.monotonic() - began
+            self.seconds.append(GONE if done.trouble else took)
+            if not done.trouble:
+                self.last_good = time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a storm: the slowest login, whom the kernel killed, and how it ended."""
+
+    storm: Storm
+    end: str
+    is_right: bool = False
+    worst: float = GONE
+    killed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def answers(self) -> bool:
+        return self.worst <= LOGIN_SECONDS
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        worst = "none" if self.worst >= GONE else f"{self.worst:.1f}"
+        killed = ", ".join(f"{n} {name}" for name, n in self.killed.most_common(4))
+        if more := len(self.killed) - 4:
+            killed += f", {more} more" * (more > 0)
+        return (f"`{self.storm.name}`", worst, killed or "–", self.end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a node shows: whether the model answers, states of units, the ranks' processes."""
+
+    answers: bool
+    unit: str
+    storm: str
+    ranks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sea:
+    """A machine that serves, and the moment that each storm begins at."""
+
+    machine: Machine
+    floor: float
+
+    def patchkit(self, *words: str, seconds: int = 120) -> Completed:
+        """Run `patchkit …` on this machine; its ssh knows the node."""
+        path = f"{self.machine.ssh_program}:{environ['PATH']}"
+        home = str(self.machine.folder)
+        env = {**environ, "PATH": path, "HOME": home, "PYTHONPATH": str(ROOT)}
+        line = (sys.executable, "-m", "patchkit", *words)
+        return attempt(*line, env=env, cwd=self.machine.folder, timeout=seconds)
+
+    def prepare(self) -> None:
+        """Install the stand-in, write the cluster's file, and start it."""
+        machine = self.machine
+        machine.root("sh", "-c", f"cat > {HOG}", input=PROGRAM.read_bytes())
+        make_swap = f"fallocate -l {SWAP}M /swap && chmod 600 /swap && mkswap -q /swap"
+        machine.root("sh", "-c", make_swap)
+        fake_venv.install(machine)
+        fake_venv.write_model(machine, MODEL)
+        settings = {"LOAD": LOAD_SECONDS, "WEIGHTS": WEIGHTS, "STORM": 1}
+        lines = "".join(f"FAKE_{key}={value}\n" for key, value in settings.items())
+        fake_venv.write(machine, f"{MODEL}/fake.env", lines)
+        cache = CACHE << 20
+        (machine.folder / "cluster.toml").write_text(
+            f'name = "vllm"\n[serve]\ntopology = "socket"\ntarget = "{DEVICE}"\n'
+            f'args = ["--kv-cache-memory-bytes", "{cache}"]\n{self._floor_line()}'
+            f'[[node]]\nssh = "{NODE}"\naddress = "{ADDRESS}"\n'
+        )
+        done = self.patchkit("up", MODEL)
+        insist(not done.status, f"up: {done.output}{done.errors}")
+
+    def _floor_line(self) -> str:
+        return f"memory_floor = {self.floor}\n" if self.floor >= 0 else ""
+
+    def begin(self, storm: Storm) -> None:
+        """Let it break out. It needs a login that ends before there is no memory."""
+        machine = self.machine
+        if storm.swap:
+            machine.root("swapon", "/swap")
+        if storm.who == "stranger":
+            unit = ("systemd-run", "--quiet", f"--uid={STRANGER}", "--unit=storm")
+            machine.root(*unit, "python3", *storm.words.split())
+            return
+        when = "again" if storm.when == "always" else "once"
+        fake_venv.write(machine, f"{MODEL}/storm", f"{when} {storm.words}")
+        if storm.when == "loading":
+            machine.user("systemctl", "--user", "--no-block", "restart", UNIT)
+
+    def run(self, storm: Storm) -> Outcome:
+        """Let a storm rage; return what came of it."""
+        machine = self.machine
+        machine.put_back(SERVING)
+        before = self._look()
+        if before is None or not before.answers:
+            raise NodeError(f"{machine.name} does not serve before {storm.name}")
+        with Logins(machine=machine) as logins:
+            self.begin(storm)
+            end, is_right = self._wait_for_end(storm, before, logins)
+        text = machine.console.read_text("utf-8", "replace")
+        return Outcome(
+            storm=storm,
+            worst=logins.worst,
+            killed=Counter(KILLED.findall(text)),
+            end=end,
+            is_right=is_right,
+        )
+
+    def _look(self) -> Look | None:
+        done = self.machine.user("sh", "-c", LOOK, seconds=GONE)
+        if len(lines := done.output.splitlines()) < len(("answer", "unit", "storm")):
+            return None
+        answer, unit, storm, *ranks = lines
+        return Look(
+            answers=answer == "answers", unit=unit, storm=storm, ranks=tuple(ranks)
+        )
+
+    def _wait_for_end(
+        self, storm: Storm, before: Look, logins: Logins
+    ) -> tuple[str, bool]:
+        if storm.calm:
+            time.sleep(CALM_SECONDS)
+            lives = self._look() == before
+            return ("the rank lives", True) if lives else ("FALSE KILL", False)
+
+        look: Look | None = before
+        deadline = time.monotonic() + self.patience
+        while time.monotonic() < deadline:
+            time.sleep(2)
+            look = self._look()
+            if logins.is_lost:
+                return "lost", False
+            if look is None or look.storm == "active":
+                continue
+            if look.unit == "failed":
+                return self._read_reason()
+            is_other = not set(look.ranks) & set(before.ranks)
+            if look.answers and (is_other or storm.who == "stranger"):
+                return "served again" if is_other else "the rank lives", True
+        if look is not None and look.answers:
+            return "the rank lives", True
+        return "not served", False
+
+    @property
+    def patience(self) -> int:
+        return PATIENCE if self.floor > 0 else PATIENCE_WITHOUT
+
+    def _read_reason(self) -> tuple[str, bool]:
+        """Return what `status` says of a group that stays down."""
+        said = self.patchkit("status")
+        reasons = [
+            line.strip() for line in said.output.splitlines() if REASON.search(line)
+        ]
+        return f"stopped: {' '.join(reasons)[:200]}", bool(reasons)
+
+
+HEADER = ("storm", "slowest login, s", "killed by the kernel", "end")
+
+
+def run_all(work: Path, names: Sequence[str], floor: float, rows: Path | None) -> int:
+    """Run storms, print their rows as they come, and return the exit code."""
+    base = virtual_machine.ready(work)
+    outcomes: list[Outcome] = []
+    with virtual_machine.running(NODE, work / "storms", base, memory=MEMORY) as machine:
+        sea = Sea(machine=machine, floor=floor)
+        sea.prepare()
+        machine.save(SERVING)
+        print(f"{machine.accelerator}, {MEMORY} MiB\n{table(HEADER, [])}", end="")
+        for name in names:
+            try:
+                outcome = sea.run(STORMS[name])
+            except NodeError as error:
+                outcome = Outcome(storm=STORMS[name], end=f"FAILED: {error}")
+            outcomes.append(outcome)
+            row = table(outcome.cells, []).splitlines()[0]
+            print(row, flush=True)
+            if rows:
+                with rows.open("a", encoding="utf-8") as file:
+                    file.write(f"{row}\n")
+    print(f"\n{summarize(outcomes)}")
+    holds = all(outcome.answers and outcome.is_right for outcome in outcomes)
+    return 0 if holds or floor <= 0 else 1
+
+
+def summarize(outcomes: Sequence[Outcome]) -> str:
+    """Return in how many storms it answered and ended well, and how many calm ranks were killed."""
+    storms = [outcome for outcome in outcomes if not outcome.storm.calm]
+    calm = [outcome for outcome in outcomes if outcome.storm.calm]
+    answers = sum(outcome.answers for outcome in storms)
+    right = sum(outcome.is_right for outcome in storms)
+    killed = sum(not outcome.is_right for outcome in calm)
+    return (
+        f"a login within {LOGIN_SECONDS:.0f} s in {answers} of {len(storms)} storms; served again, "
+        f"or stopped with the reason, in {right}; {killed} false kills in {len(calm)} calm loads"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="nox -s memory-storms")
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--floor", type=float, default=FLOOR, help="GiB; 0: no guard")
+    parser.add_argument("--rows", type=Path, help="a file to append the rows to")
+    parser.add_argument("name", nargs="*", metavar="STORM")
+    given = parser.parse_intermixed_args()
+    if unknown := sorted(set(given.name) - set(STORMS)):
+        known = ", ".join(STORMS)
+        parser.error(f"not known: {', '.join(unknown)}; there are {known}")
+    names = given.name or [*STORMS]
+    return run_all(given.work.resolve(), names, given.floor, given.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
