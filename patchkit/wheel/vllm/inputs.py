@@ -16,7 +16,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.frozen import Texts, Values, frozen, positional
-from patchkit.patching.fix import Request
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import (
@@ -116,19 +115,6 @@ class VllmOrder(CompileOrder):
             and known.option not in self.without
             and is_upstream(self.source_of(known))
         )
-
-    @property
-    def compiling(self) -> Request:
-        """Return the request, plus the optional fixes for sources that are compiled here."""
-        if self.request.only:
-            return self.request
-
-        aside = self.without | {known.option for known in self.taken}
-        fixes = {
-            known.compiled for known in known_externals() if known.option not in aside
-        }
-        also = self.request.also | fixes - {""} - self.request.skip
-        return replace(self.request, also=also)
 
 
 @frozen

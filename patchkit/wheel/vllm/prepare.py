@@ -142,7 +142,7 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
 
     # The build that follows runs the source's own code by design, sandbox or not.
     possible = Sandboxed.IF_POSSIBLE
-    request = order.compiling
+    request = order.request
     outcome = apply(source, load_recipe("vllm"), request, anew=True, sandboxed=possible)
 
     workspace = open_workspace(source, "vllm")

@@ -52,7 +52,7 @@ FIX = kit.Fix(
     needs=(
         kit.optional(
             ">=0.11.1",
-            "PTX is compiled on the device; a build that compiles flash-attention turns it on",
+            "PTX is compiled on the device; `patchkit build` assembles it without the fix, too",
         ),
     ),
     upstream="never: upstream builds one wheel for all devices",
