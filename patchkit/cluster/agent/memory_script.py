@@ -51,7 +51,6 @@ _LINES = 60  # of figures
 _BOOTS = 8  # of which figures are kept
 _STACK = 1 << 18  # bytes of the thread's stack, which is locked as well
 _LEFT = re.compile(rb"MemAvailable: +(\d+)")
-_SWAP = re.compile(rb"SwapFree: +(\d+)")
 _STALLED = re.compile(rb"full avg10=([\d.]+)")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
@@ -83,10 +82,9 @@ def lock_memory() -> str:
 
     Where the user may not lock all of it, code comes first: without swap nothing else is taken.
     """
-    library = ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(None)
     if library.mlockall(_LOCK_ALL) == 0:
         return ""
-    trouble = os.strerror(ctypes.get_errno())
 
     total = 0
     rows = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -95,14 +93,13 @@ def lock_memory() -> str:
         words = (ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
         if " ---p " not in row and library.mlock(*words) == 0:
             total += end - begin
-    return f"{trouble}: {total >> 20} MiB are (LimitMEMLOCK)"
+    return f"{total >> 20} MiB of it, by LimitMEMLOCK"
 
 
 class MemoryLeft(NamedTuple):
-    """The memory of this machine in KiB, and the percent of time in which all processes waited."""
+    """The memory that is left, in KiB, and the percent of time in which all processes waited."""
 
     left: int
-    swap: int
     stalled: float
 
 
@@ -166,6 +163,8 @@ class MemoryGuard:
         with suppress(OSError):  # a kernel without it
             self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
         self._record = open_record(self.name, "json")
+        if not os.fstat(self._record).st_size:
+            put_record(self._record, b" ")  # takes a block: later the disk may be full
         self._figures = open_record(self.name, BOOT.read_text().strip())
         for boot in recorded_boots(self.name)[:-_BOOTS]:
             record_path(self.name, boot).unlink()
@@ -201,7 +200,8 @@ class MemoryGuard:
             self._end_rank(memory)
 
         now = time.monotonic()
-        is_low = memory.left < self.mark
+        # A little more ends the warning, so that it is not said again and again.
+        is_low = memory.left < self.mark * (1.1 if self._status else 1)
         if now - self._looked_at >= _SECOND:
             self._looked_at = now
             self._find_groups()
@@ -216,13 +216,13 @@ class MemoryGuard:
 
     def read_memory(self) -> MemoryLeft:
         """Return the memory of this machine now."""
-        text = os.pread(self._meminfo, mmap.PAGESIZE, 0)
+        left = _LEFT.search(os.pread(self._meminfo, mmap.PAGESIZE, 0))
+        assert left
         stalled = None
         if self._pressure >= 0:
             stalled = _STALLED.search(os.pread(self._pressure, mmap.PAGESIZE, 0))
         return MemoryLeft(
-            left=_read_kib(_LEFT, text),
-            swap=_read_kib(_SWAP, text),
+            left=int(left[1]),
             stalled=float(stalled[1]) if stalled else 0.0,
         )
 
@@ -271,14 +271,12 @@ class MemoryGuard:
             text=text,
             missing=round((self.mark - memory.left) / _GIB, 2),
         )
-        put_record(self._record, encode_stop(stop))
         say(f"memory: {text}")
+        put_record(self._record, encode_stop(stop))
 
     def _describe(self, memory: MemoryLeft) -> str:
         floor = self.floor / _GIB
         text = f"{memory.left / _GIB:.1f} GiB left, memory_floor is {floor:.1f}"
-        if memory.swap:
-            text += f", {memory.swap / _GIB:.1f} GiB of swap free"
         if memory.stalled >= 1:
             text += f"; {memory.stalled:.0f} % of the time all waited for memory"
         return f"{text}; {describe_growth(self._looks[0], self._looks[-1])}"
@@ -381,12 +379,6 @@ def _user_name(number: int) -> str:
     with suppress(KeyError):
         return pwd.getpwuid(number).pw_name
     return f"user {number}"
-
-
-def _read_kib(pattern: re.Pattern[bytes], text: bytes) -> int:
-    match = pattern.search(text)
-    assert match
-    return int(match[1])
 
 
 if __name__ == "__main__":

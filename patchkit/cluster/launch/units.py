@@ -30,6 +30,7 @@ from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES
+from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.rules.variable_rules import (
     CACHES,
     STACKS,
@@ -214,10 +215,7 @@ class GroupUnits:
     def memory_floor(self, rank: PlannedRank) -> float:
         """Return the GiB below which a rank is ended, 0 for never."""
         floor = self.cluster.serve.memory_floor
-        if floor is None:
-            device = targets().get(rank.env.node.target)
-            floor = device.memory_floor if device else 0.0
-        return floor
+        return memory_pool(rank.facts.host, rank.env.node, floor).floor_gib
 
     def _rank_files(self, number: int) -> dict[str, str]:
         """Return the files of a node by name, without ``group.json``."""
