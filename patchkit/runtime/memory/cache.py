@@ -129,7 +129,7 @@ def cache_shape(
     if DRAFTING in flags:
         # A drafter attends to all tokens, too, mostly with one layer.
         drafting_layers = [read_count(config, key) for key in _DRAFTING_LAYERS]
-        kinds += ["all"] * max(*drafting_layers, 1)
+        kinds += ["all"] * min(max(*drafting_layers, 1), _MOST_LAYERS)
     if "--disable-hybrid-kv-cache-manager" in flags:
         kinds = ["all" if kind == "window" else kind for kind in kinds]
 

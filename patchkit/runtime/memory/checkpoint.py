@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from patchkit.errors import PatchkitError
 from patchkit.foreign import whole_number
 from patchkit.frozen import Fields, Values, frozen
+from patchkit.reading import read_bytes
 from patchkit.records import read_json
 from patchkit.units import BYTES_PER_GIB
 
@@ -34,8 +36,15 @@ EMBEDDINGS = re.compile(
 )
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _FILE_COUNT = re.compile(r"-of-0*(\d+)\.")
-_NO_CHECKPOINT = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
-_LONGEST_HEADER = 10**8  # bytes: the limit of safetensors
+_NO_CHECKPOINT = (
+    PatchkitError,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+)
+_LONGEST_HEADERS = 10**8  # bytes, of all files: the limit of safetensors for one
 
 
 @frozen
@@ -102,7 +111,7 @@ def folder_checkpoint(folder: Path) -> Checkpoint | None:
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
     """Read the checkpoint in a folder. Raises one of ``_NO_CHECKPOINT`` if it cannot be used."""
-    config = read_json(Fields, (folder / "config.json").read_bytes())
+    config = read_json(Fields, read_bytes(folder / "config.json"))
     # text_config may name other architectures, but those of the whole model count.
     architectures = tuple(config.get("architectures") or ())
     config |= {**config.get("text_config", {}), "architectures": architectures}
@@ -134,7 +143,7 @@ def _read_tensor(name: str, header: Fields, layers: int) -> Tensor:
 
     Layers beyond are for drafting. Image and audio parts work on prompts, not on each token.
     """
-    begin, end = header["data_offsets"]
+    begin, end = map(whole_number, header["data_offsets"])
     number = _LAYER.search(name)
     layer = int(number[1]) if number else None
     is_beyond = layer is not None and layer >= layers
@@ -143,7 +152,7 @@ def _read_tensor(name: str, header: Fields, layers: int) -> Tensor:
         name=_EXPERT.sub(".experts.*.", name),
         dtype=str(header.get("dtype")),
         shape=tuple(map(int, header.get("shape", ()))),
-        size=end - begin,
+        size=whole_number(end - begin),
         layer=layer,
         aside=is_beyond or bool(_ASIDE.search(name)),
     )
@@ -161,10 +170,11 @@ def _read_headers(folder: Path) -> Fields:
     """Return tensor → its safetensors header: type, shape and offsets.
 
     Raises ValueError if there are not as many files as their names say (``00001-of-00004``), or if
-    a header is no JSON, or too long.
+    a header is no JSON, or they are too long.
     """
     paths = _weight_files(folder)
     headers: Fields = {}
+    rest = _LONGEST_HEADERS
     for path in paths:
         count = _FILE_COUNT.search(path.name)
         if count and int(count[1]) != len(paths):
@@ -172,7 +182,9 @@ def _read_headers(folder: Path) -> Fields:
 
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            headers |= read_json(Fields, file.read(min(length, _LONGEST_HEADER)))
+            text = file.read(min(length, rest))
+            rest -= len(text)
+            headers |= read_json(Fields, text)
 
     headers.pop("__metadata__", None)
     return headers
@@ -188,12 +200,13 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder.
+    """Return the files of weights in a folder, and no FIFO or device.
 
     All files count only if none is called model*: some repositories have the same weights again as
     consolidated.safetensors.
     """
-    return [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
+    files = list(filter(Path.is_file, folder.glob("*.safetensors")))
+    return [file for file in files if file.name.startswith("model")] or files
 
 
 def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:

@@ -87,6 +87,8 @@ GDN = {
     "linear_value_head_dim": 128,
 }
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 18}
+MANY_DRAFTERS = {"num_nextn_predict_layers": 1 << 40}
+DRAFTED = (36 + 10_000) * 1024 * 2048  # no more layers than any model has
 FP8 = {"--kv-cache-dtype": "fp8"}
 MTP = {"--speculative-config": '{"method":"mtp","num_speculative_tokens":2}'}
 PREFIX = {"--enable-prefix-caching": ""}
@@ -118,6 +120,7 @@ TWO = {"--tensor-parallel-size": "2"}
         (GQA | {"layer_types": ["lightning"]}, {}, None),
         (GQA | {"head_dim": None, "hidden_size": [4096]}, {}, None),
         (GQA | {"num_hidden_layers": 1 << 53, "head_dim": 1 << 53}, {}, None),
+        (GQA | MANY_DRAFTERS, {"--speculative-config": '{"method":"mtp"}'}, DRAFTED),
         ({}, {}, None),
     ],
 )

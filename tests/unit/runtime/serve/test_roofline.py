@@ -1,6 +1,7 @@
 """Compute the most tokens per second for one stream, by what a token reads of the weights."""
 
 import json
+import os
 
 import pytest
 
@@ -100,6 +101,23 @@ def test_a_checkpoint_says_what_a_token_reads(tmp_path):
         tmp_path / "model-00001-of-00002.safetensors"
     )
     assert find_checkpoint(str(tmp_path), {}) is None  # the rest is still to come
+
+
+@pytest.mark.parametrize(
+    "offsets", [[9, 5], [0, 1 << 70], [0, 1.5], ["0", "5"], [True, False], []]
+)
+def test_a_tensor_of_no_size_is_no_checkpoint(tmp_path, offsets):
+    header = {"lm_head.weight": {"data_offsets": offsets}}
+    assert checkpoint(tmp_path, header, {"num_hidden_layers": 1}) is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_never_ends_is_no_checkpoint(tmp_path, name):
+    header = {"lm_head.weight": {"data_offsets": [0, 5]}}
+    assert checkpoint(tmp_path, header, {"num_hidden_layers": 1})
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert find_checkpoint(str(tmp_path), {}) is None
 
 
 def test_rules_take_what_a_checkpoint_says(tmp_path):
