@@ -76,6 +76,12 @@ def _content(record: Any) -> dict[str, Any]:
     }
 
 
+def plain_fields(record: Any) -> dict[str, Any]:
+    """Return the fields of a record by name, without those that hold a class: JSON has none."""
+    content = _content(record).items()
+    return {name: value for name, value in content if not isinstance(value, type)}
+
+
 def _restore(record: Any, content: dict[str, Any]) -> None:
     for name, value in content.items():
         object.__setattr__(record, name, value)

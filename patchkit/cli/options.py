@@ -87,34 +87,30 @@ def _take_source(
     UsageError for several sources, for a required one that is missing, and for a project that the
     verb does not take.
     """
-    specs = _pop_options(arguments, [f"{name}_src" for name in projects()])
-    fetching = _pop_options(arguments, ("offline", "sha256", "trusted"))
+    names = [name for name in projects() if f"{name}_src" in arguments]
+    specs = {name: arguments.pop(f"{name}_src") for name in names}
+    present = arguments.keys() & {"offline", "sha256", "trusted"}
+    fetching = {name: arguments.pop(name) for name in present}
     version = arguments.pop("source_version", None)
     sources = [(name, spec) for name, spec in specs.items() if spec is not None]
     if positional is not None:
-        sources.append((f"{project_of(positional)}_src", positional))
+        sources.append((project_of(positional), positional))
     if not sources and not required:
         return None
 
     if len(sources) != 1 or sources[0][0] not in specs:
         text = ", ".join(spec for _name, spec in sources) or "no source"
-        flags = [f"--{option.replace('_', '-')}" for option in specs]
-        hint = f"name one, with {' or '.join(flags)}"
+        flags = " or ".join(f"--{name}-src" for name in names)
+        raise UsageError(
+            f"{text}: this verb takes one source, of {' or '.join(names)}",
+            hint=f"name one, with {flags}",
+        )
 
-        names = " or ".join(specs).replace("_src", "")
-        raise UsageError(f"{text}: this verb takes one source, of {names}", hint=hint)
-
-    name, spec = sources[0]
-    project = name.removesuffix("_src")
+    project, spec = sources[0]
     if version is not None:
         number = str(named_version(version, f"as in {example(project)}"))
         os.environ[projects()[project].version_variable] = number
     return SourceOptions(project, spec, **fetching)
-
-
-def _pop_options(arguments: Fields, names: Sequence[str]) -> Fields:
-    present = [name for name in names if name in arguments]
-    return {name: arguments.pop(name) for name in present}
 
 
 _PROJECTS = _project_options()

@@ -32,6 +32,7 @@ import click
 
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
+from patchkit.frozen import plain_fields
 from patchkit.quoting import quoted, visible
 from patchkit.records import RECIPES_VARIABLE
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -183,16 +184,11 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
     """Return the fields of a dataclass for JSON, without ``left_out`` and classes; "" as None."""
-    fields = {}
-    for field in dataclasses.fields(record):
-        if field.name in left_out:
-            continue
-
-        value = getattr(record, field.name)
-        if not isinstance(value, type):
-            fields[field.name] = _json_text(value)
-
-    return fields
+    return {
+        name: _json_text(value)
+        for name, value in plain_fields(record).items()
+        if name not in left_out
+    }
 
 
 def _json_text(value: Any) -> Any:

@@ -18,7 +18,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.durable.signals import SIGNALS, Interrupted, raise_interrupts
 from patchkit.errors import HostError, PatchkitError
+from patchkit.frozen import plain_fields
 from patchkit.records import RECIPES
 
 HEARTBEAT = 5.0
@@ -101,13 +101,7 @@ def hand_over(parts: Generator[Any, Any, Any], take: Callable[[Any], object]) ->
 
 def encoded(value: object) -> str:
     """Return arguments or an answer as one line of JSON; dataclasses become objects."""
-    return json.dumps(value, default=_sent_fields)
-
-
-def _sent_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without those that hold a class."""
-    content = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: part for name, part in content.items() if not isinstance(part, type)}
+    return json.dumps(value, default=plain_fields)
 
 
 def _show_life(send: Callable[[str, object], None]) -> None:
