@@ -5,8 +5,9 @@ from __future__ import annotations
 from patchkit.cluster.agent.boot_end import BootEnd, read_boot_end
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.doctor.cluster_checks import check_ssh
 from patchkit.doctor.examination import Examination
-from patchkit.errors import PatchkitError
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Finding, Findings, finding_from_text
 
 _TEXTS = "boot.toml"
@@ -25,11 +26,10 @@ def examine_boot(cluster: Cluster, boot: int) -> Examination:
     answers = run_on_all(cluster.nodes, look)
     for node, answer in zip(cluster.nodes, answers, strict=True):
         name = node.destination
-        if isinstance(answer, PatchkitError):
-            texts = {"said": answer.what, "why": answer.why, "cure": answer.hint}
-            findings.append(finding_from_text(_TEXTS, "boot-silent", name, **texts))
-        else:
+        if isinstance(answer, BootEnd):
             findings += boot_findings(name, answer)
+        else:
+            findings += check_ssh(NodeReport(node=name, silence=answer))
     return Examination(findings=tuple(findings), lines=())
 
 

@@ -214,7 +214,9 @@ def ended(settings: Settings) -> None:
     if flag:
         after = f"the next start takes {stop.missing} GiB less: {flag}"
     else:
-        after = "it stays down: no smaller cache is left to try; `patchkit up` starts it again"
+        after = (
+            "it stays down: no smaller cache is tried; `patchkit up` starts it again"
+        )
         run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
 
     write_stop(settings["name"], replace(stop, after=after))

@@ -17,12 +17,12 @@ import gc
 import mmap
 import os
 import pwd
-import queue
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,7 @@ def guard(settings: Settings) -> None:
 
     for _ in range(_WARM):  # memory that later looks use again
         watch.look_at_processes(watch.read_memory())
+    watch.look()  # begins the thread
     if trouble := lock_memory():
         say(f"not all of the guard's memory is locked: {trouble}")
     gc.collect()
@@ -177,21 +178,19 @@ class MemoryGuard:
         self._noted_at = 0.0
         self._status = ""
 
-        self._notes: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.stack_size(_STACK)
-        threading.Thread(target=self._write_notes, daemon=True).start()
+        # A disk or a systemd that is slow holds up nothing else.
+        self._writer = ThreadPoolExecutor(1)
 
     def end(self, *_signal: object) -> None:
         """Let the guard end after its present look."""
         self.ended = True
 
     def finish(self) -> None:
-        """Write that systemd ended the guard, and wait until it is on the disk, for a while."""
-        done = threading.Event()
+        """Write that systemd ended the guard, and wait until it is on the disk."""
         self._note_figures(self.read_memory().left, " ended")
         self._note_status(None)
-        self._notes.put(done.set)
-        done.wait(_SECOND)
+        self._writer.shutdown()
 
     def look(self) -> float:
         """Look at the memory, and act; return the seconds until the next look."""
@@ -285,22 +284,16 @@ class MemoryGuard:
         """Tell systemd how little memory is left, and the journal once; None for enough."""
         status = f"little memory: {self._describe(memory)}" if memory else ""
         if status and not self._status:
-            self._notes.put(lambda: say(status))
+            self._writer.submit(say, status)
         if status or self._status:
-            self._notes.put(lambda: notify(f"STATUS={status}"))
+            self._writer.submit(notify, f"STATUS={status}")
         self._status = status
 
     def _note_figures(self, left: int, ending: str = "") -> None:
         """Add a line to the file of this boot, in which only the last ones are kept."""
         self._lines.append(f"{time.time():.0f} {left >> 10}{ending}\n")
         content = "".join(self._lines).encode()
-        self._notes.put(lambda: put_record(self._figures, content))
-
-    def _write_notes(self) -> None:
-        """Write what is to be noted: a disk or a systemd that is slow holds up nothing else."""
-        while True:
-            with suppress(OSError):
-                self._notes.get()()
+        self._writer.submit(put_record, self._figures, content)
 
 
 def find_groups(settings: Settings) -> Iterator[Path]:
