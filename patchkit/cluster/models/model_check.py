@@ -32,9 +32,10 @@ from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Findings, Level
-from patchkit.frozen import Fields, frozen
+from patchkit.frozen import frozen
 from patchkit.quoting import quoted
-from patchkit.records import RecordError, read_json, record
+from patchkit.records import RecordError, record
+from patchkit.runtime.memory.checkpoint import read_header
 
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
 """Configuration files of models; vLLM needs one of them to load a model."""
@@ -44,8 +45,6 @@ LOST_RECORD = Finding(
     what="is missing, so the files cannot be checked",
     why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
 )
-_LENGTH_BYTES = 8  # a file of safetensors begins with the length of its header
-_LONGEST_HEADER = 100_000_000  # bytes: the limit of safetensors itself
 
 
 @frozen
@@ -281,24 +280,13 @@ def _check_sizes(
 def _header_problem(path: Path, size: int) -> str:
     """Return why a file of safetensors is not whole; "" if its size is the one in its header."""
     try:
-        whole = _read_whole_size(path)
+        tensors, start = read_header(path)
+        offsets = [tensor["data_offsets"] for tensor in tensors.values()]
+        ends = [end for _begin, end in record(list[tuple[int, int]], offsets)]
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     except (RecordError, LookupError, TypeError):
         return "is cut off, or no file of safetensors"
+
+    whole = start + max(ends, default=0)
     return "" if size == whole else f"has {size:,} bytes, not {whole:,}"
-
-
-def _read_whole_size(path: Path) -> int:
-    """Return the size in bytes that a file of safetensors has according to its header."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = file.read(min(length, _LONGEST_HEADER))
-
-    tensors = read_json(Fields, header)
-    tensors.pop("__metadata__", None)
-    end = 0
-    for tensor in tensors.values():
-        offsets = record(tuple[int, int], tensor["data_offsets"])
-        end = max(end, offsets[1])
-    return _LENGTH_BYTES + length + end

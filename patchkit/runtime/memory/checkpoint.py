@@ -14,7 +14,7 @@ from patchkit.errors import PatchkitError
 from patchkit.foreign import whole_number
 from patchkit.frozen import Fields, Values, frozen
 from patchkit.reading import read_bytes
-from patchkit.records import read_json
+from patchkit.records import RecordError, read_json
 from patchkit.units import BYTES_PER_GIB
 
 PLAIN = ("BF16", "F16")
@@ -180,14 +180,26 @@ def _read_headers(folder: Path) -> Fields:
         if count and int(count[1]) != len(paths):
             raise ValueError("a file is still to be downloaded")
 
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            text = file.read(min(length, rest))
-            rest -= len(text)
-            headers |= read_json(Fields, text)
+        tensors, start = read_header(path, rest)
+        rest -= start
+        headers |= tensors
 
-    headers.pop("__metadata__", None)
     return headers
+
+
+def read_header(path: Path, limit: int = _LONGEST_HEADERS) -> tuple[Fields, int]:
+    """Return tensor → its header in a file of safetensors, and where the first tensor begins.
+
+    Raises OSError, and RecordError if the headers are no JSON object or longer than ``limit``.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > limit:
+            raise RecordError("the headers are too long")
+        tensors = read_json(Fields, file.read(length))
+
+    tensors.pop("__metadata__", None)
+    return tensors, 8 + length
 
 
 def head_size(config: Mapping[str, Any]) -> int:
