@@ -33,6 +33,8 @@ def memory_lines(plan: MemoryPlan) -> Iterator[str]:
 def _cache_text(plan: MemoryPlan) -> str:
     """Return the longest context that the cache holds, and how many such requests at once."""
     longest = plan.longest_context
+    if not longest:
+        return "how long a request may be is unknown"
     requests = plan.fitting_sequences(longest)
     noun = "request" if requests == 1 else "requests"
     return f"{requests} {noun} of {longest:,} tokens"

@@ -61,6 +61,7 @@ class MemoryBudget:
     pattern: Values
     state: Mapping[str, Texts]
     whole: WholeTensors
+    defaults: Mapping[str, Mapping[str, int | str]]
 
 
 @cache

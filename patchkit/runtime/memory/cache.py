@@ -243,7 +243,8 @@ def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
 
     kept_type = flags.get("--mamba-ssm-cache-dtype", "auto")
     if kept_type == "auto":
-        kept_type = str(config.get("mamba_ssm_dtype", ""))
+        names = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+        kept_type = next((config[name] for name in names if name in config), "")
     size = _FLOAT_BYTES if kept_type == "float32" else _PLAIN_BYTES
     return kernel * channels * _PLAIN_BYTES + values * size
 

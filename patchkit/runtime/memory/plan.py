@@ -159,7 +159,9 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Return whether weights and all else fit, with room for a request of some length."""
-        return self.cache_gib >= 0 and (self.cache is None or self.longest_context > 0)
+        if self.cache is None or not self.context:
+            return self.cache_gib >= 0
+        return self.longest_context > 0
 
 
 def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
@@ -167,7 +169,7 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
     if request.pool.gib is None:
         return None
 
-    checkpoint = request.checkpoint
+    checkpoint = request.checkpoint and _with_defaults(request.checkpoint)
     batch = _read_number(request.flags, BATCH, _DEFAULT_BATCH)
     shape = cache_shape(checkpoint.config, request.flags, batch) if checkpoint else None
     rows = _known_rows(request)
@@ -187,6 +189,13 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
         sequences=_read_number(request.flags, SEQUENCES, _DEFAULT_SEQUENCES),
         loading_gib=_loading_bytes(request) / BYTES_PER_GIB,
     )
+
+
+def _with_defaults(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with what configs of its kind of model leave out."""
+    kind = str(checkpoint.config.get("model_type"))
+    defaults = load_budget().defaults.get(kind, {})
+    return replace(checkpoint, config={**defaults, **checkpoint.config})
 
 
 def _loading_bytes(request: MemoryRequest) -> int:

@@ -161,10 +161,40 @@ def test_a_rank_of_two_holds_half_of_what_is_divided():
     assert [row.name for row in two.rows][-1] == "NCCL"
 
 
+GEMMA = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+GEMMA |= {"num_hidden_layers": 12, "sliding_window": 1024}
+MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 128}
+MAMBA |= {"hybrid_override_pattern": "M*", "conv_kernel": 1, "num_hidden_layers": 2}
+MAMBA |= {"num_attention_heads": 1, "head_dim": 8, "max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "context", "mib"),
+    [
+        # 12 layers with 512 bytes a token and layer: all layers, or one in six or two of them.
+        (GEMMA, "gemma3_text", 131072, 10 * 9232 / 2048 + 2 * 64),
+        (GEMMA, "gemma3", 0, 12 * 9232 / 2048),
+        (GEMMA | {"sliding_window": None}, ["x"], 0, 12 * 64),
+        (MAMBA, "nemotron_h", 8192, 4 + 0.25),
+        (MAMBA, "another", 8192, 4 + 0.125),
+    ],
+)
+def test_a_config_may_leave_out_what_its_class_has(config, kind, context, mib):
+    row = KINDS["llama8b"]
+    there = checkpoint_of(row | {"config": config | {"model_type": kind}})
+    flags = row["flags"] | {"--max-num-batched-tokens": "8192"}
+    flags.pop("--max-model-len", None)
+    plan = plan_of(row, SPARK, checkpoint=there, flags=flags)
+    assert plan.fits
+    assert plan.context == plan.longest_context == context
+    assert plan.request_gib(131072) * 1024 == pytest.approx(mib, rel=0.01)
+
+
 @pytest.mark.parametrize("length", ["²", "auto", "9" * 16])
 def test_a_length_that_is_no_number_of_tokens_asks_for_none(length):
     row = KINDS["llama8b"]
     plan = plan_of(row, SPARK, flags=row["flags"] | {"--max-model-len": length})
+    assert plan.fits
     assert plan.context == plan.longest_context == 0
 
 
