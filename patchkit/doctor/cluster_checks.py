@@ -128,7 +128,7 @@ def _uncovered(
         nodes = finding.where.split(", ")
 
         covering = covers.get(about, "")
-        if not covering or wrong.isdisjoint((covering, node) for node in nodes):
+        if wrong.isdisjoint((covering, node) for node in nodes):
             named = replace(finding, about=about)
             wrong |= _faults(named)
             yield named

@@ -22,8 +22,8 @@ from patchkit.runtime.rules.releases import read_env_data, refusal
 
 _NETWORK = read_env_data("network")
 OURS = Path("etc/netplan/40-patchkit.yaml")
-# Where netplan reads: netplan(5).
-_FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
+# Where netplan reads: netplan(5). /lib is a link to /usr/lib where both have files.
+_FOLDERS = ("lib/netplan", "etc/netplan", "run/netplan")
 # At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 # Parts of the text that render_netplan writes: an interface with its rows, and the first line.
@@ -110,13 +110,12 @@ NetplanFiles = Mapping[str, str | None]
 
 def read_other_files(root: Path) -> NetplanFiles:
     """Return the netplan files below a root, except patchkit's own."""
-    paths: dict[Path, Path] = {}
+    files = {}
     for folder in _FOLDERS:
         for path in sorted((root / folder).glob("*.yaml")):
-            # On most systems /lib is a link to /usr/lib: list each file once.
             if path != root / OURS:
-                paths[path.resolve()] = path
-    return {str(path): _read_if_allowed(path) for path in paths.values()}
+                files[str(path)] = _read_if_allowed(path)
+    return files
 
 
 _Conflicts = Iterator[tuple[str, Texts]]
