@@ -16,7 +16,7 @@ from typing import Annotated
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.paths import is_file, is_plain
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.reading import LARGEST_IN_TREE, read_text
 from patchkit.records import (
     RECIPES,
@@ -233,14 +233,12 @@ def read_shards(folder: Path, names: Collection[str]) -> list[str]:
         return []
 
     try:
-        text = read_text(folder / index, limit=LARGEST_IN_TREE)
-        shards = record(dict[str, FileName], json.loads(text)["weight_map"])
+        content = read_json(Fields, read_text(folder / index, limit=LARGEST_IN_TREE))
+        shards = record(dict[str, FileName], content.get("weight_map"))
     except PatchkitError as error:
         raise RecordError(f"{index}: {error.what}") from None
     except RecordError as error:
         raise RecordError(f"{index}: {error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise RecordError(f"{index}: is no index of shards") from None
     return sorted({*shards.values()})
 
 
