@@ -71,11 +71,11 @@ class _Verbs(VerbGroup):
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with out.click_translated():
+        with out.exit_on_closed_pipe():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with out.click_translated():
+        with out.exit_on_closed_pipe():
             return super().invoke(ctx)
 
     def format_commands(  # click's signature

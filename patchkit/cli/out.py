@@ -264,13 +264,10 @@ def say_at_end(text: str) -> None:
 
 
 @contextlib.contextmanager
-def click_translated() -> Iterator[None]:
-    """Escape words that click's errors quote; exit with 141 if the pipe of the output is closed."""
+def exit_on_closed_pipe() -> Iterator[None]:
+    """Exit with 141 if the reader of the output has closed it."""
     try:
         yield
-    except click.ClickException as error:
-        error.message = visible(error.message)  # type: ignore[misc]  # final, says click
-        raise
     except BrokenPipeError:  # click would exit with 1, which stands for a bug
         discard_output()
         sys.exit(128 + signal.SIGPIPE)
