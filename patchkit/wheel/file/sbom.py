@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
 from patchkit.elf import MAGIC
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import frozen
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Step, TextPairs
 from patchkit.source.project import projects
@@ -32,7 +32,7 @@ UNLABELLED = "0" * 10
 JsonObject = dict[str, Any]
 Properties = Sequence[tuple[str, str]]
 
-_FORMAT = 2  # of a new wheel; goes up if the same request gives other bytes
+_FORMAT = 3  # of a new wheel; goes up if the same request gives other bytes
 _SBOM = "sboms/patchkit.cdx.json"
 # WHEEL repeats the build tag of the file name (PEP 427), which the new name has not.
 _BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)
@@ -112,8 +112,8 @@ def wheel_sbom(facts: Facts, steps: Iterable[Step]) -> JsonObject:
 
     ``steps`` are ``Plan.steps``: each verdict with the texts that it changed. The pedigree names
     upstream's release (the sdist, or the wheel that was repacked), and each patch with the symptom
-    that it resolves. The SBOM of a build also names the compiled sources, the libraries they were
-    compiled against, and the tools.
+    that it resolves. The components of a build are the sources that are in the wheel; the facts
+    also name tools, and the PTX that machine code was assembled from.
     """
     project = facts["project"]
     subject = _make_component(
@@ -128,24 +128,9 @@ def wheel_sbom(facts: Facts, steps: Iterable[Step]) -> JsonObject:
         "patches": [_describe_patch(verdict, texts) for verdict, texts in steps],
     }
 
-    tools = {"patchkit": facts["patchkit"]}
-    native = facts.get("native", {})
-    if "ptxas" in native:
-        tools["ptxas"] = native["ptxas"]
-    components = [
-        _describe_native(library, digests)
-        for library, digests in native.get("assembled", {}).items()
-    ]
-
-    if facts["made"] == "build":
-        tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
-        sources = [
-            _describe_source(option, identity)
-            for option, identity in facts["externals"].items()
-        ]
-        components = [*sources, *components, *_linked_components(facts)]
-
-    return _make_document(subject, tools, components)
+    sources = facts.get("externals", {})
+    components = [_describe_source(*source) for source in sources.items()]
+    return _make_document(subject, facts, components)
 
 
 def _describe_ancestor(facts: Facts) -> JsonObject:
@@ -181,14 +166,6 @@ def _describe_patch(verdict: Verdict, texts: TextPairs) -> JsonObject:
     }
 
 
-def _describe_native(name: str, digests: Iterable[str]) -> JsonObject:
-    role = "machine code assembled from the PTX that upstream's library holds"
-    rows = [("ptx", f"sha256:{sha256}") for sha256 in digests]
-    ref = f"patchkit:native/{name}"
-    library = _make_component(ref, name, properties=[("role", role), *rows])
-    return library | {"type": "file"}
-
-
 def _describe_source(option: str, identity: str) -> JsonObject:
     """Describe code of another project that is in the wheel.
 
@@ -209,19 +186,6 @@ def _describe_source(option: str, identity: str) -> JsonObject:
     return _make_component(ref, option, version, properties=properties)
 
 
-def _linked_components(facts: Facts) -> Iterator[JsonObject]:
-    """Yield the libraries that the wheel was compiled against but does not hold."""
-    role = [("role", "compiled against")]
-    torch, _, _cuda = facts["environment"]["torch"].partition(",")
-    purl = f"pkg:pypi/torch@{quote(torch)}"
-    yield _make_component(purl, "torch", torch, properties=role)
-
-    cuda = facts["cuda"]
-    toolkit = f"pkg:generic/cuda-toolkit@{cuda}"
-    terms = facts["license"]["cuda"]
-    yield _make_component(toolkit, "CUDA toolkit", cuda, terms, role)
-
-
 # Project → its wheel, its sources, and what the wheel holds of the CUDA runtime.
 _COMPILED = {
     "nccl": ("nvidia-nccl-cu13", "pkg:github/nvidia/nccl", "libcudart_static.a"),
@@ -240,7 +204,6 @@ def compiled_sbom(facts: Facts) -> JsonObject:
     # In a package URL, the plus sign of a version must be quoted.
     purl = f"pkg:pypi/{distribution}@{quote(facts['wheel'])}"
     subject = _make_component(purl, distribution, facts["wheel"])
-    tools = {"patchkit": facts["patchkit"], "nvcc": cuda, "g++": facts["compiler"]}
 
     version = facts["version"]
     terms = facts["license"]
@@ -253,25 +216,22 @@ def compiled_sbom(facts: Facts) -> JsonObject:
     )
     purl = f"pkg:generic/nvidia-cuda-runtime@{cuda}"
     runtime = _make_component(purl, f"CUDA runtime ({part})", cuda, terms["cuda"])
-    return _make_document(subject, tools, [source, runtime])
+    return _make_document(subject, facts, [source, runtime])
 
 
 def _make_document(
     subject: JsonObject,
-    tools: Values,
+    facts: Facts,
     components: Sequence[JsonObject],
 ) -> JsonObject:
     """Return the CycloneDX document of ``subject``, which depends on ``components``."""
-    programs = [
-        {"type": "application", "name": name, "version": version}
-        for name, version in tools.items()
-    ]
+    tool = {"type": "application", "name": "patchkit", "version": facts["patchkit"]}
     document: JsonObject = {
         "$schema": _SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": subject, "tools": {"components": programs}},
+        "metadata": {"component": subject, "tools": {"components": [tool]}},
     }
     if components:
         refs = [component["bom-ref"] for component in components]

@@ -71,10 +71,6 @@ def test_the_whole_documents():
     assert compiled_sbom(FACTS) == golden["nccl"]
     assert wheel_sbom(VLLM_FACTS, steps) == golden["repacked"]
     assert wheel_sbom(BUILT_FACTS, ()) == golden["built"]
-    native = {"assembled": {"vllm/_vllm_fa2_C.abi3.so": ["56"]}}
-    (library,) = wheel_sbom({**VLLM_FACTS, "native": native}, ())["components"]
-    assert library["properties"][1] == {"name": "patchkit:ptx", "value": "sha256:56"}
-    assert library in wheel_sbom({**BUILT_FACTS, "native": native}, ())["components"]
 
 
 JSON = st.dictionaries(
