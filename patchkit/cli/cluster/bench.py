@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_here
+from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_option
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import (
     Blocks,
@@ -31,26 +32,17 @@ from patchkit.cluster.bench.figures import (
     read_series,
 )
 from patchkit.cluster.bench.rounds import (
-    BenchPlan,
-    PlannedVariant,
+    MeasuredServer,
     bench_python,
-    measure_variants,
-    plan_cluster,
+    measure_rounds,
+    server_of,
 )
-from patchkit.cluster.launch.cluster import read_cluster_file
-from patchkit.cluster.launch.up import StartWatcher
+from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import server_at
-from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.errors import UsageError
-from patchkit.frozen import Texts
 
 _COUNT = click.IntRange(1)
 _PROMPTS = 4  # prompts of a load: so many times its concurrency
-_SILENT = StartWatcher(
-    tell=lambda *_: None,
-    explain=explain_failed_start,
-    note=lambda _: None,
-)
 
 
 def _read_counts(text: str) -> list[int]:
@@ -73,9 +65,8 @@ def bench_command() -> None:
     """Measure a server with vLLM's own benchmark; compare results.
 
     \b
+      patchkit up openai/gpt-oss-20b
       patchkit bench openai/gpt-oss-20b
-      patchkit bench MODEL --cluster cluster.toml
-      patchkit bench MODEL --cluster a.toml --cluster b.toml
       patchkit bench MODEL --url http://HOST:8000
       patchkit bench diff RESULTS OTHERS
     """
@@ -83,11 +74,8 @@ def bench_command() -> None:
 
 @bench_command.command("run")
 @click.argument("model")
-@click.argument("args", nargs=-1)
 @option("--url URL", "Measure the server that runs there.")
-@option(
-    "--cluster FILE", "Serve on this cluster; two in turns.", multiple=True, type=PATH
-)
+@cluster_option
 @VENV_OPTION
 @option(
     "--input",
@@ -115,13 +103,10 @@ def bench_command() -> None:
 @option("--tokenizer DIR", "Folder of a tokenizer; default: the model's.", default="")
 @option("-o DIR", "folder", "Folder; default: bench-MODEL-DAY.", type=PATH)
 @rendered
-def run_bench(model: str, args: Texts, folder: Path | None, **options: Any) -> Blocks:
-    """Serve a model in one way or two, in turns, and measure each.
-
-    Words behind `--` are added to the `vllm serve` of each.
-    """
-    variants = list(_planned_variants(model, args, options))
-
+def run_bench(
+    model: str, cluster: Cluster, folder: Path | None, **options: Any
+) -> Blocks:
+    """Measure a model that `patchkit up` serves, or the server at --url."""
     loads = [
         BenchLoad(
             depth=options["depth"],
@@ -132,57 +117,36 @@ def run_bench(model: str, args: Texts, folder: Path | None, **options: Any) -> B
         for count in options["concurrency"]
     ]
 
+    server = _measured_server(model, cluster, options["url"], options["venv"] or "")
+    if options["tokenizer"]:
+        server = replace(server, tokenizer=options["tokenizer"])
     day = date.today().isoformat()
-    plan = BenchPlan(
-        model=model,
-        variants=variants,
-        loads=loads,
-        rounds=options["rounds"],
-        folder=folder or Path(f"bench-{Path(model).name}-{day}"),
-        tokenizer=options["tokenizer"],
+    folder = folder or Path(f"bench-{Path(model).name}-{day}")
+    measure_rounds(server, loads, options["rounds"], folder, tell)
+
+    all_series = read_series(folder)
+    yield {"folder": folder, "figures": all_series}
+    yield from table(
+        _series_row(series) for series in all_series if series.figure in MAIN
     )
-    measure_variants(plan, _SILENT, tell)
-
-    all_series = read_series(plan.folder)
-    yield {"folder": plan.folder, "figures": all_series}
-    main_series = [series for series in all_series if series.figure in MAIN]
-    yield from table(map(_series_row, main_series))
-
-    baseline, *compared = [
-        [series for series in main_series if series.variant == variant.name]
-        for variant in variants
-    ]
-    for group in compared:
-        yield f"{group[0].variant} against {baseline[0].variant}, by round:"
-        yield from _difference_lines(compare_series(baseline, group))
-
-    yield f"kept: {plan.folder}/digest.json, raw/"
+    yield f"kept: {folder}/digest.json, raw/"
 
 
-def _planned_variants(
-    model: str, args: Texts, options: Mapping[str, Any]
-) -> Iterator[PlannedVariant]:
-    """Yield the variants to measure: the server at --url, those of cluster files, or one here."""
-    venv = options["venv"] or ""
-    url = options["url"]
-    files = options["cluster"]
-    if url and files:
-        raise UsageError("--url, --cluster: one of them")
+def _measured_server(
+    model: str, cluster: Cluster, url: str | None, venv: str
+) -> MeasuredServer:
+    """Return the server at ``url`` or, without one, that of the cluster."""
+    if not url:
+        return server_of(cluster, model, venv)
 
-    if url:
-        server = server_at(url.rstrip("/").removesuffix("/v1"))
-        python = bench_python(venv)
-        yield PlannedVariant(name="served", python=python, url=server.url)
-    elif not files:
-        yield plan_cluster(cluster_here(venv), "served", model, venv, args)
-
-    for path in files:
-        yield plan_cluster(read_cluster_file(path), path.stem, model, venv, args)
+    server = server_at(url.rstrip("/").removesuffix("/v1"))
+    python = bench_python(venv)
+    return MeasuredServer(url=server.url, python=python, model=model, tokenizer=model)
 
 
 def _series_row(series: Series) -> Row:
     figures = f"{series.text} {series.unit}"
-    return series.load, series.figure, series.variant, figures
+    return series.load, series.figure, figures
 
 
 @bench_command.command("diff")
@@ -203,7 +167,7 @@ def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
     limit = None if verbose else 40
     yield from table((name, old[:limit], new[:limit]) for name, old, new in changes)
     if not pairs:
-        raise UsageError(f"{first} and {second} have no variant and load in common")
+        raise UsageError(f"{first} and {second} have no load in common")
 
     yield f"figures, {second} by {first}:"
     shown = [pair for pair in pairs if verbose or pair.first.figure in MAIN]
@@ -214,8 +178,7 @@ def _difference_lines(pairs: Sequence[FigureDifference]) -> Blocks:
     rows = []
     for pair in pairs:
         series = pair.first
-        names = (series.variant, series.load, series.figure)
-        rows.append((*names, pair.text, pair.verdict))
+        rows.append((series.load, series.figure, pair.text, pair.verdict))
     yield from table(rows)
     yield LaidOut(
         "better, worse: no value of one reaches the other's; by chance so in 1 of 10 pairs\n"

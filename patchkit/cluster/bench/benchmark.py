@@ -81,8 +81,8 @@ def run_benchmark(benchmark: Benchmark, place: Path) -> Fields:
 def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
     """Return the words of the command line after `vllm`.
 
-    Before the measurement, ``concurrency`` requests warm the server up. The seed gives each round
-    other prompts, since the prefix cache may hold those of an earlier round.
+    The seed gives each round other prompts, since the prefix cache may hold those of an earlier
+    round.
     """
     load = benchmark.load
     options = {
@@ -96,7 +96,6 @@ def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
         "--seed": str(benchmark.seed),
         "--num-prompts": str(load.prompts),
         "--max-concurrency": str(load.concurrency),
-        "--num-warmups": str(load.concurrency),
         "--percentile-metrics": "ttft,tpot,itl,e2el",
         "--metric-percentiles": "50,90,99",
         "--result-dir": str(part.parent),

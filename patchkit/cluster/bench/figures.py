@@ -46,7 +46,6 @@ _MORE = {measure.name for measure in MEASURES if measure.better == "more"}
 class Series:
     """The values of one figure, one value for each round, and their median."""
 
-    variant: str
     load: str
     values: tuple[float, ...]
     figure: str
@@ -78,37 +77,35 @@ class FigureDifference:
         return f"{self.ratio:.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
 
 
-def result_file(folder: Path, variant: str, load: str, number: int) -> Path:
+def result_file(folder: Path, load: str, number: int) -> Path:
     """Return the path of a round's result; ``number`` counts from 0, file names from 1."""
-    return folder / _RAW / variant / load / f"{number + 1}.json"
+    return folder / _RAW / load / f"{number + 1}.json"
 
 
 def result_files(folder: Path) -> list[Path]:
-    """Return the result files in a folder, sorted by variant, load and round."""
-    places = folder.glob(f"{_RAW}/*/*/*.json")
+    """Return the result files in a folder, sorted by load and round."""
+    places = folder.glob(f"{_RAW}/*/*.json")
     return sorted(places, key=lambda place: (place.parent, int(place.stem)))
 
 
 def read_series(folder: Path) -> list[Series]:
-    """Return the figures in a folder, a series for each variant, load and measure.
+    """Return the figures in a folder, a series for each load and measure.
 
     A series leaves out rounds without a positive value. Raises UsageError if there are no results,
     or if a file is no result of the benchmark.
     """
-    results: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    results: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for place in result_files(folder):
-        variant, load = place.parts[-3:-1]
-        results[variant, load].append(_read_object(place))
+        results[place.parent.name].append(_read_object(place))
     if not results:
         raise UsageError(f"{folder}: holds no results", hint=_RESULTS)
 
     all_series = []
-    for (variant, load), rounds in results.items():
+    for load, rounds in results.items():
         for measure in MEASURES:
             numbers = (positive_number(result.get(measure.key)) for result in rounds)
             if values := tuple(filter(None, numbers)):
                 series = Series(
-                    variant=variant,
                     load=load,
                     values=values,
                     figure=measure.name,
@@ -138,24 +135,10 @@ def compare_series(
     first: Sequence[Series],
     second: Sequence[Series],
 ) -> list[FigureDifference]:
-    """Pair the series of two folders that have the same load, figure and variant.
-
-    If each folder has one variant alone, the names of the variants do not matter.
-    """
-    has_one_each = all(
-        len({series.variant for series in folder}) == 1 for folder in (first, second)
-    )
-
-    def key(series: Series) -> Texts:
-        name = "" if has_one_each else series.variant
-        return name, series.load, series.figure
-
-    partners = {key(series): series for series in second}
-    return [
-        _compare(series, partners[key(series)])
-        for series in first
-        if key(series) in partners
-    ]
+    """Pair the series of two folders that have the same load and figure."""
+    partners = {(series.load, series.figure): series for series in second}
+    pairs = [(series, partners.get((series.load, series.figure))) for series in first]
+    return [_compare(series, partner) for series, partner in pairs if partner]
 
 
 def _compare(first: Series, second: Series) -> FigureDifference:

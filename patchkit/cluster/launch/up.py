@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from types import NoneType
 
@@ -364,25 +364,3 @@ def _wait_for_former(
         end = f"{former}, served before, does not come back"
         error.what = f"{what}\nand {end}: {error.what}"
         raise
-
-
-@contextmanager
-def serve_model(
-    cluster: Cluster,
-    model: str,
-    watcher: StartWatcher,
-) -> Iterator[GroupUnits]:
-    """Serve a model during a block, then stop it on every node, and check that it stopped.
-
-    Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.
-    """
-    units, since = bring_up(cluster, model, watcher)
-    try:
-        wait_until_answered(cluster, since, watcher)
-        yield units
-
-    finally:
-        with cluster.alone():
-            results = stop_group(cluster)
-        check_stopped(cluster, results)
-        committed(f"{units.model.name} is stopped on every node")

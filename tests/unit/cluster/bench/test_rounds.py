@@ -1,9 +1,8 @@
-"""The order of rounds, a real server process, and what a benchmark that fails leaves."""
+"""Rounds of a benchmark, and what one that fails leaves."""
 
 import json
 import shutil
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,14 @@ import pytest
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.bench.figures import result_file
 from patchkit.cluster.bench.rounds import (
-    BenchPlan,
-    PlannedVariant,
+    MeasuredServer,
     bench_python,
     describe_conditions,
-    measure_variants,
-    plan_cluster,
+    measure_rounds,
+    server_of,
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterNode
-from patchkit.cluster.launch.up import StartWatcher
 from patchkit.doctor.proof import PROOF_SETTINGS
 from patchkit.errors import HostError, UsageError
 from support import write_files
@@ -28,7 +25,6 @@ from support import write_files
 LOADS = [
     BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)
 ]
-SILENT = StartWatcher(*[lambda *_: None] * 3)
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
 ASKER = f"""#!{sys.executable}
 import json, os, sys
@@ -41,46 +37,38 @@ json.dump({{"completed": int(os.environ["ANSWERED"]), "output_throughput": 5.5}}
 """
 
 
-def plan(folder, *names, rounds=2, loads=LOADS, **facts):
-    variants = [PlannedVariant(name=name, **{"python": "", **facts}) for name in names]
-    return BenchPlan(
-        model="small",
-        variants=variants,
-        loads=loads,
-        rounds=rounds,
-        folder=folder,
-    )
+def server(python="", **changes):
+    fields = {"url": "http://spark-1.invalid:8000", "model": "m", "tokenizer": "m"}
+    return MeasuredServer(**(fields | {"python": str(python)} | changes))
 
 
-def test_the_order_turns_with_each_round(tmp_path):
-    order = list(plan(tmp_path, "a", "b", rounds=5).turns())
-    by_round = [
-        [each.name for number, each in order if number == one] for one in range(5)
-    ]
-    assert by_round[0] == ["a", "b"]
-    assert all(after == before[::-1] for before, after in pairwise(by_round))
-
-
-def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatch):
+def test_a_server_is_measured_once_and_only_whole(tmp_path, monkeypatch):
     asker = write_files(tmp_path, {"python": ASKER}, mode=0o755) / "python"
-    where = {"python": str(asker), "url": "http://spark-1.invalid:8000"}
-    of = plan(tmp_path / "results", "served", rounds=1, loads=LOADS[:1], **where)
-    place = result_file(of.folder, "served", LOADS[0].name, 0)
+    folder = tmp_path / "results"
+    place = result_file(folder, LOADS[0].name, 0)
+    steps = []
+
+    def measure():
+        measure_rounds(server(asker), LOADS[:1], 1, folder, steps.append)
 
     monkeypatch.setenv("ANSWERED", "3")
     with pytest.raises(HostError, match="3 of 4 requests were answered"):
-        measure_variants(of, SILENT, lambda _: None)
+        measure()
     assert not place.exists()
+
     monkeypatch.setenv("ANSWERED", "4")
-    steps = []
-    measure_variants(of, SILENT, steps.append)
+    steps.clear()
+    measure()
     assert json.loads(place.read_text())["output_throughput"] == 5.5
-    assert steps == ["round 1 of 1, served", "round 1 of 1, served: in1024-out128-c1"]
-    # Of the server's machine nothing is known; this one's would be taken for it.
-    assert json.loads((of.folder / "digest.json").read_text())["machines"] == []
+    load = "in1024-out128-c1"
+    assert steps == [f"{load}: the server warms up", f"round 1 of 1: {load}"]
+    # Only rounds are results, and of a server at a URL nothing else is known.
+    assert [path.name for path in folder.rglob("*.json")].count("1.json") == 1
+    assert len(list(folder.rglob("*.json"))) == 2
+    assert json.loads((folder / "digest.json").read_text())["machines"] == []
 
     with pytest.raises(UsageError, match="holds results already"):
-        measure_variants(of, SILENT, steps.append)
+        measure()
 
 
 def test_one_load_has_its_answer(tmp_path, monkeypatch):
@@ -107,26 +95,14 @@ def test_an_environment_without_vllm_is_named_before_a_server_starts(tmp_path):
     assert "--venv DIR" in raised.value.hint
     file = Cluster(members=(ClusterNode(ssh="spark-1"),), venv="/nowhere")
     with pytest.raises(HostError, match="/nowhere/bin/python: vllm bench serve is not"):
-        plan_cluster(file, "a", "org/one", "", ())
+        server_of(file, "org/one", "")
 
 
 def test_conditions_hold_no_secret_and_no_address():
-    variant = PlannedVariant(
-        name="a",
-        python="",
-        words=(
-            "vllm",
-            "serve",
-            "m",
-            "--api-key",
-            "sk-" + "a1b2c3d4" * 4,
-            "--master-addr=10.0.0.1",
-        ),
-        shared={"HF_TOKEN": "hf_" + "Ab1" * 11, "NCCL_DEBUG": "INFO"},
-    )
-    said = json.dumps(describe_conditions("m", [variant], LOADS))
+    words = ("vllm", "serve", "m", "--api-key", "sk-" + "a1b2c3d4" * 4)
+    shared = {"HF_TOKEN": "hf_" + "Ab1" * 11, "NCCL_DEBUG": "INFO"}
+    served = server(words=(*words, "--master-addr=10.0.0.1"), shared=shared)
+    said = json.dumps(describe_conditions(served, LOADS))
     for private in ("a1b2c3d4", "Ab1", "10.0.0.1"):
         assert private not in said
     assert '"NCCL_DEBUG": "INFO"' in said
-    with pytest.raises(UsageError, match="two variants are called 'a'"):
-        describe_conditions("m", [variant, variant], LOADS)
