@@ -208,25 +208,25 @@ def ended(settings: Settings) -> None:
     if stop is None or stop.start != settings["id"] or stop.after:
         return
 
-    flag = ""
-    if not os.environ.get(SMALLER):
-        flag = shrink_cache(settings, stop.missing)
-    if flag:
+    flag = smaller_cache(settings, stop.missing)
+    after = "it stays down: no smaller cache is tried; `patchkit up` starts it again"
+    can_shrink = flag and not os.environ.get(SMALLER)
+    if can_shrink:
         after = f"the next start takes {stop.missing} GiB less: {flag}"
-    else:
-        after = (
-            "it stays down: no smaller cache is tried; `patchkit up` starts it again"
-        )
-        run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
 
+    # This comes first: whatever ends this script, the kill is dealt with once.
     write_stop(settings["name"], replace(stop, after=after))
     say(f"memory: {after}")
+    if can_shrink:
+        keep_cache(settings, stop.missing)
+    else:
+        run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
 
 
-def shrink_cache(settings: Settings, missing: float) -> str:
-    """Let the next start of this node's rank take a cache that is ``missing`` GiB smaller.
+def smaller_cache(settings: Settings, missing: float) -> str:
+    """Return the flag for a cache that is ``missing`` GiB smaller than planned.
 
-    Returns the flag for it, "" if there is none, or nothing is missing: then it is as planned.
+    Returns "" if there is no such cache, or if nothing is missing.
     """
     flag, value = settings["cache"]
     if flag.endswith("-bytes"):
@@ -234,14 +234,17 @@ def shrink_cache(settings: Settings, missing: float) -> str:
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         smaller = round(value - missing * _GIB / total, 3)
+    return f"{flag} {smaller}" if flag and missing and smaller > 0 else ""
 
-    text = f"{flag} {smaller}" if flag and missing and smaller > 0 else ""
+
+def keep_cache(settings: Settings, missing: float) -> None:
+    """Let the starts of this node's rank take the cache of ``smaller_cache``, else the planned."""
     path = record_path(settings["name"], "env")
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part.write_text(f"{SMALLER}={text}\n{_MISSING}={missing}\n")
+    flag = smaller_cache(settings, missing)
+    part.write_text(f"{SMALLER}={flag}\n{_MISSING}={missing}\n")
     part.replace(path)
-    return text
 
 
 def spread(settings: Settings, settled: str = _SETTLED) -> None:
@@ -604,7 +607,7 @@ def hold(settings: Settings, group: str, missing: str) -> NoReturn:
     smaller than planned.
     """
     enter_start(settings, group)
-    shrink_cache(settings, float(missing))
+    keep_cache(settings, float(missing))
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
     run_tool(*_SYSTEMCTL, "stop", unit, rank)  # left from a lost link
