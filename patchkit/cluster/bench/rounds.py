@@ -15,8 +15,7 @@ from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.bench.figures import CONDITIONS, result_file, result_files
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.start_plan import make_plan
-from patchkit.durable.atomic import replacing
-from patchkit.errors import HostError, UsageError, translated
+from patchkit.errors import HostError, UsageError
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.http_exchange import HttpServer
 from patchkit.process import attempt
@@ -168,9 +167,6 @@ def _keep_conditions(folder: Path, conditions: Fields) -> None:
             f"{folder}: holds results already", hint="name a new folder: -o DIR"
         )
 
-    place = folder / CONDITIONS
-    with translated(at=place):
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as file:
-            text = json.dumps(conditions, indent=1, sort_keys=True)
-            file.write(f"{text}\n".encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(conditions, indent=1, sort_keys=True)
+    (folder / CONDITIONS).write_text(f"{text}\n", encoding="utf-8")
