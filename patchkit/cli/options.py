@@ -54,15 +54,6 @@ _SHA256 = option("--sha256 HEX", "Expected SHA-256 of an archive.")
 _FETCHING = (offline_option, trust_source)
 
 
-def _project_options() -> dict[str, Option]:
-    """Return project → the option for its sources."""
-    options = {}
-    for name in projects():
-        text = f"Folder, archive, git+URL@COMMIT, or {example(name)}."
-        options[name] = option(f"--{name}-src SOURCE", text)
-    return options
-
-
 def _source_adder(*options: Option, required: bool = True) -> Callable[[Verb], Verb]:
     """Return a decorator that adds options, and passes them to the verb as one ``source``."""
 
@@ -113,7 +104,13 @@ def _take_source(
     return SourceOptions(project, spec, **fetching)
 
 
-_PROJECTS = _project_options()
+_PROJECTS = {
+    name: option(
+        f"--{name}-src SOURCE",
+        f"Folder, archive, git+URL@COMMIT, or {example(name)}.",
+    )
+    for name in projects()
+}
 _ANY = (*_SOURCE, *_PROJECTS.values())
 source_options = _source_adder(*_ANY, _SHA256, *_FETCHING)
 optional_source_options = _source_adder(*_ANY, _SHA256, *_FETCHING, required=False)

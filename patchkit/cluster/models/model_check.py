@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import (
     Collection,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -218,7 +217,12 @@ def _check_files(
     yield from _check_sizes(folder, recorded, sizes, wrong)
 
     unrecorded = [name for name in weights if name not in recorded]
-    yield from _check_headers(folder, unrecorded, sizes)
+    for name in filter(is_safetensors, unrecorded):
+        if problem := _header_problem(folder / name, sizes[name]):
+            yield Finding(
+                where=name, what=problem, why="its own header says how long it is"
+            )
+
     for name in unrecorded if recorded else [""]:
         yield Finding(
             level=Level.UNKNOWN,
@@ -226,22 +230,6 @@ def _check_files(
             what="was not fetched by patchkit: no hash is known",
             hint=quoted("hf", "cache", "verify", "REPO", "--local-dir", folder),
         )
-
-
-def _check_headers(
-    folder: Path,
-    names: Iterable[str],
-    sizes: Mapping[str, int],
-) -> Findings:
-    """Yield a finding for each file of safetensors whose header tells another size."""
-    for name in filter(is_safetensors, names):
-        problem = _header_problem(folder / name, sizes[name])
-        if problem:
-            yield Finding(
-                where=name,
-                what=problem,
-                why="its own header says how long it is",
-            )
 
 
 def _check_sizes(
