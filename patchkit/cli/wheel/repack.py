@@ -40,7 +40,7 @@ from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.repack.origin import find_wheel
-from patchkit.wheel.repack.repack import Repacked, repack_wheel
+from patchkit.wheel.repack.repack import repack_wheel
 from patchkit.wheel.wheelhouse.contents import (
     check_folder,
 )
@@ -105,7 +105,14 @@ def repack_command(
         )
 
     seconds = time.monotonic() - began
-    yield _repacked_fields(repacked, seconds)
+    verdicts = repacked.outcome.verdicts
+    yield {
+        **record_fields(repacked, "outcome", "libraries"),
+        "libraries": list(map(_library_fields, repacked.libraries)),
+        "fixes": list(map(verdict_fields, verdicts)),
+        "proofs": repacked.outcome.proofs,
+        "seconds": round(seconds, 1),
+    }
 
     upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
     release = bold(f"{repacked.facts['project']} {repacked.facts['version']}")
@@ -113,7 +120,6 @@ def repack_command(
     yield release + f"  {origin_text}  →  {request.target.title}"
     yield from _library_lines(repacked.libraries)
 
-    verdicts = repacked.outcome.verdicts
     applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
     yield from verdict_lines(applied, verbose=verbose)
     yield from proof_lines(repacked.outcome.proofs, verbose=verbose)
@@ -122,16 +128,6 @@ def repack_command(
     what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
     yield (GOOD if repacked.fresh else "nothing to do, it is there already: ") + what
     yield from install_steps(repacked.wheel, repacked.facts)
-
-
-def _repacked_fields(repacked: Repacked, seconds: float) -> Fields:
-    return {
-        **record_fields(repacked, "outcome", "libraries"),
-        "libraries": list(map(_library_fields, repacked.libraries)),
-        "fixes": list(map(verdict_fields, repacked.outcome.verdicts)),
-        "proofs": repacked.outcome.proofs,
-        "seconds": round(seconds, 1),
-    }
 
 
 def _library_fields(library: Judged) -> Fields:
