@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchkit import process
-from patchkit.cluster.models.hashing import HASH
-from patchkit.cluster.models.model_check import Checking, check_model
+from patchkit.cluster.models.model_check import HASH, Checking, check_model
 from patchkit.cluster.models.model_files import (
     CACHE,
     ModelFolder,

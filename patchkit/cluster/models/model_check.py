@@ -1,20 +1,24 @@
 """Check whether all files of a model are there and right. Runs on nodes, without the network.
 
 The quick check looks at sizes, links, the shards that the index names, and at the headers of
-safetensors that no record names. The full check hashes every recorded file as well.
+safetensors that no record names. The full check also hashes every recorded file, with the algorithm
+that the Hub uses for it, several files in parallel.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import threading
 from collections.abc import (
     Collection,
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.cluster.models.hashing import HASH, hash_findings
 from patchkit.cluster.models.model_files import (
     CACHE,
     RECORD,
@@ -36,6 +40,9 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 from patchkit.runtime.memory.checkpoint import read_header
 
+HASH = "hash"
+"""``about`` of the finding that the bytes of a file differ from those on the Hub."""
+
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
 """Configuration files of models; vLLM needs one of them to load a model."""
 
@@ -44,6 +51,10 @@ LOST_RECORD = Finding(
     what="is missing, so the files cannot be checked",
     why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
 )
+
+_SIDE_BY_SIDE = 8  # files hashed at a time; with more, they only wait for the disk
+_SHA1 = 40  # hex digits
+_BLOCK = 1 << 20
 
 
 @frozen
@@ -278,3 +289,72 @@ def _header_problem(path: Path, size: int) -> str:
 
     whole = start + max(ends, default=0)
     return "" if size == whole else f"has {size:,} bytes, not {whole:,}"
+
+
+def hash_findings(
+    place: Path,
+    files: Mapping[str, ModelFile],
+) -> Steps[list[Finding]]:
+    """Return a finding for each file that cannot be read or whose digest is not the given one.
+
+    Files are hashed in parallel. Yields the progress: bytes done, and bytes in all. A caller may
+    close the generator early: then nothing waits for the files that are being read.
+    """
+    done = 0
+    total = sum(file.size for file in files.values())
+    findings: list[Finding] = []
+
+    over = threading.Event()
+    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1))
+    try:
+        hashes = {
+            name: pool.submit(_hash_file, place / name, file.digest, over)
+            for name, file in files.items()
+        }
+
+        for name, file in files.items():
+            findings += _judge_hash(name, file.digest, hashes[name])
+            done += file.size
+            yield done, total
+    finally:
+        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+    return findings
+
+
+def _judge_hash(name: str, right: str, hashing: Future[str]) -> Findings:
+    """Yield a finding if a file could not be read, or has another digest than the ``right`` one."""
+    try:
+        digest = hashing.result()
+    except OSError as error:
+        yield Finding(
+            where=name,
+            what=f"cannot be read: {error.strerror or error}",
+            why="whether its bytes are right is not known",
+        )
+        return
+
+    if digest != right:
+        yield Finding(
+            about=HASH,
+            where=name,
+            what=f"has the hash {digest[:16]}…, not {right[:16]}…",
+            why="its bytes are not those of the Hub",
+        )
+
+
+def _hash_file(path: Path, like: str, over: threading.Event) -> str:
+    """Return the sha256 of a file, or git's sha1 of a blob if ``like`` is a sha1. Raises OSError.
+
+    Once ``over`` is set, stop reading and return the digest of the part that was read.
+    """
+    block = memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.sha256()
+        if len(like) == _SHA1:
+            head = f"blob {os.fstat(file.fileno()).st_size}\0".encode()
+            digest = hashlib.sha1(head, usedforsecurity=False)
+
+        while (length := file.readinto(block)) and not over.is_set():
+            digest.update(block[:length])
+    return digest.hexdigest()

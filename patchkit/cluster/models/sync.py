@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from patchkit.cluster.models.hashing import (
-    HASH,
-    hash_findings,
-)
 from patchkit.cluster.models.model_check import (
+    HASH,
     LOST_RECORD,
     Checking,
     ModelCheck,
     check_model,
+    hash_findings,
     held_models,
     quick_check,
 )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.models.hashing import hash_findings
 from patchkit.cluster.models.model_check import (
     ModelCheck,
     check_model,
     compare_records,
+    hash_findings,
     held_models,
     quick_check,
 )
