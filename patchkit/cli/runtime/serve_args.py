@@ -21,7 +21,7 @@ from patchkit.frozen import Fields
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.memory.checkpoint import find_checkpoint, weights_gib
-from patchkit.runtime.memory.plan import MemoryPlan
+from patchkit.runtime.memory.plan import LENGTH, MemoryPlan
 from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.node.decision import NodeOptions, decide_node
 from patchkit.runtime.rules.presets import Preset, load_flag_rules, load_presets
@@ -188,7 +188,7 @@ def serve_command(
         folder_gib=weights_gib(model, os.environ),
         checkpoint=find_checkpoint(model, os.environ),
         choice=choice,
-        context=options.get("ctx") or 0,
+        given={LENGTH: str(options["ctx"])} if options.get("ctx") else {},
     )
 
     drafting = json.loads(find_drafter(serving).setting or "{}")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.memory.plan import LENGTH
-from patchkit.runtime.memory.pool import memory_pool
+from patchkit.runtime.memory.given_flags import given_flags
+from patchkit.runtime.memory.pool import MemoryPool, memory_pool
 from patchkit.runtime.node.cluster_env import (
     ClusterEnv,
     adopt_shared_settings,
@@ -53,6 +54,7 @@ _FLAGS = {
     r"--without ([\w-]+)": r'without = ["\1"] in [serve]',
     r"--set (\w+)=(\S+);": r'set = { \1 = "\2" } in [serve];',
     r"--head-ip ([\w.]+)": r"""address = "\1" in the head's [[node]]""",
+    r"--ctx (\d+)": r'"--max-model-len", "\1" in `args` of [serve]',
     r"--(topology|executor|target|preset) (\w+)": r'\1 = "\2" in [serve]',
 }
 
@@ -192,7 +194,7 @@ def planned_ranks(
     ):
         with name_node(node.ssh):
             _require_vllm(cluster, node_facts)
-            rank = _plan_rank(cluster, number, node_facts, model, head)
+            rank = _plan_rank(cluster, number, facts, model, head)
             _check_address(node, rank)
 
         if number == 0:
@@ -285,11 +287,12 @@ def node_addresses(
 def _plan_rank(
     cluster: ClusterFile,
     number: int,
-    facts: NodeFacts,
+    all_facts: Sequence[NodeFacts],
     model: ServedModel,
     head: EnvFile | None,
 ) -> PlannedRank:
     """Return the rank of a node; ``head`` is the head's env file, None for the head's own rank."""
+    facts = all_facts[number]
     # The folder of the installed vLLM is on another machine: nothing here may look into it.
     software = facts.host.software and replace(facts.host.software, vllm_home="")
     facts = replace(facts, host=replace(facts.host, software=software))
@@ -304,7 +307,9 @@ def _plan_rank(
     if node.role != "worker" or node.executor.name != "ray":
         choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
         request = _serve_request(cluster, number, facts, model, node)
-        command = serve_args(replace(request, choice=choice), load_flag_rules())
+        memory = _smallest_memory(cluster, facts, all_facts, node)
+        request = replace(request, choice=choice, memory=memory)
+        command = serve_args(request, load_flag_rules())
 
     env = make_cluster_env(
         node,
@@ -334,6 +339,15 @@ def _plan_rank(
     )
 
 
+def _smallest_memory(
+    cluster: ClusterFile, own: NodeFacts, facts: Sequence[NodeFacts], node: Node
+) -> MemoryPool:
+    """Return the memory of the smallest node like this one: all ranks need equal flags."""
+    hosts = [row.host for row in facts if row.host.target == own.host.target]
+    pools = [memory_pool(host, node, cluster.serve.memory_floor) for host in hosts]
+    return min(pools, key=lambda pool: pool.gib or math.inf)
+
+
 def _serve_request(
     cluster: ClusterFile,
     number: int,
@@ -355,17 +369,11 @@ def _serve_request(
         folder_gib=files.weights / BYTES_PER_GIB if files and files.weights else None,
         architectures=files.architectures if files else (),
         checkpoint=files.checkpoint if files else None,
-        context=_asked_context(serve.args),
+        given=given_flags(serve.args),
         stacks=f"{facts.home}/{STACKS}",
         frozen=serve.frozen,
         master_port=serve.ranks_port(MASTER_PORT),
     )
-
-
-def _asked_context(args: Sequence[str]) -> int:
-    """Return the tokens of the context that `args` in cluster.toml asks for, 0 for none."""
-    match = re.search(rf"{LENGTH}[= ](\d{{1,15}})(?: |$)", " ".join(args))
-    return int(match[1]) if match else 0
 
 
 def _decide_rank(

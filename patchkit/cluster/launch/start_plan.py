@@ -24,6 +24,7 @@ from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, UsageError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
+from patchkit.runtime.memory.plan import SHARE
 from patchkit.units import KIB_PER_GIB
 
 # The findings of survey.toml with which no start is tried.
@@ -166,14 +167,24 @@ def require_memory(
 
     for node, rank, state in zip(cluster.nodes, ranks, states, strict=True):
         memory = rank.facts.host.memory
-        plan = rank.command.plan if rank.command else None
+        command = rank.command or ranks[0].command  # Ray's workers have none
+        plan = command.plan if command else None
         if plan is None or memory is None or not plan.pool.shared:
             continue
 
         free_gib = memory.available / KIB_PER_GIB
+        free = f"and {free_gib:.0f} are free"
         if plan.needed_gib > free_gib:
-            what = f"needs {plan.needed_gib:.0f} GiB, even with a short context"
-            raise _memory_error(node, state, f"{what}, and {free_gib:.0f} are free")
+            what = f"needs {plan.needed_gib:.0f} GiB, even with a short context, {free}"
+            raise _memory_error(node, state, what)
+        if plan.is_whole and plan.taken_gib > free_gib:
+            error = _memory_error(
+                node, state, f"takes {plan.taken_gib:.0f} GiB, {free}"
+            )
+            if not plan.given_gib:
+                share = f'"{SHARE}", "{plan.share_within(free_gib):.2f}"'
+                error.hint += f"; or a smaller cache: {share} in `args` of [serve]"
+            raise error
 
 
 def _memory_error(node: Remote, state: NodeState, what: str) -> HostError:

@@ -7,6 +7,7 @@ config and flags say. Without them it holds what is known: the size of the weigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ SHARE = "--gpu-memory-utilization"
 LENGTH = "--max-model-len"
 SEQUENCES = "--max-num-seqs"
 BATCH = "--max-num-batched-tokens"
+CACHE_BYTES = "--kv-cache-memory-bytes"
 LOADER = "--load-format"
 
 _TENSOR_PARTS = (1, 2, 4, 8)  # numbers that divide the heads of most models
@@ -70,7 +72,7 @@ class MemoryRequest:
     """What is to be served, and in which memory. ``flags`` are those of the command.
 
     ``nodes`` are those that share the model. ``drafter_gib`` is the size of a second checkpoint.
-    ``has_server`` says that the API server runs on the node, ``ray`` that Ray starts the ranks.
+    ``ray`` says that Ray starts the ranks.
     """
 
     pool: MemoryPool
@@ -79,7 +81,6 @@ class MemoryRequest:
     drafter_gib: float
     flags: Values
     nodes: int
-    has_server: bool
     ray: bool
 
     @property
@@ -103,6 +104,7 @@ class MemoryPlan:
     ``rows`` are vLLM's on the GPU without the cache, ``outside`` are the others' and what is kept
     free. ``cache`` is what requests keep, None if it is unknown; ``context`` are the tokens of the
     longest request, 0 if unknown. ``loading_gib`` are held beside the weights until all are loaded.
+    ``given_gib`` is the size of the cache that the user asks for, 0 for all that is left.
     """
 
     pool: MemoryPool
@@ -113,6 +115,7 @@ class MemoryPlan:
     context: int
     sequences: int
     loading_gib: float = 0.0
+    given_gib: float = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -121,22 +124,44 @@ class MemoryPlan:
 
     @property
     def room_gib(self) -> float:
-        """Return what vLLM can take on the GPU: its share, or all that the others leave."""
+        """Return what vLLM can take on the GPU: its share, or all that the others leave.
+
+        The share does not count where the size of the cache is given.
+        """
         total = self.pool.gib or 0.0
         rest = total - sum(row.gib for row in self.outside)
-        return min(total * self.share, rest)
+        return rest if self.given_gib else min(total * self.share, rest)
 
     @property
     def cache_gib(self) -> float:
         """Return what is left for the cache; it is negative if the rows alone do not fit."""
-        return self.room_gib - sum(row.gib for row in self.rows)
+        left = self.room_gib - sum(row.gib for row in self.rows)
+        return min(left, self.given_gib or left)
 
     @property
     def needed_gib(self) -> float:
         """Return what must be free before the start: all rows, and a cache for one request."""
+        return self._start_gib + self.request_gib(min(self.context, _LEAST_CONTEXT))
+
+    @property
+    def taken_gib(self) -> float:
+        """Return what must be free for the cache as planned.
+
+        vLLM does not start unless its whole share is free, whatever the size of the cache.
+        """
+        share = (self.pool.gib or 0.0) * self.share
+        return max(self._start_gib + self.cache_gib, share)
+
+    @property
+    def _start_gib(self) -> float:
+        """Return what a start adds to a running system, without the cache."""
         processes = [row.gib for row in self.outside if row.name in _OF_THE_MODEL]
-        rows = sum(row.gib for row in self.rows) + sum(processes)
-        return rows + self.request_gib(min(self.context, _LEAST_CONTEXT))
+        return sum(row.gib for row in self.rows) + sum(processes)
+
+    def share_within(self, free_gib: float) -> float:
+        """Return the largest share, in hundredths, that takes no more than is free."""
+        processes = self._start_gib - sum(row.gib for row in self.rows)
+        return math.floor((free_gib - processes) / (self.pool.gib or 1.0) * 100) / 100
 
     @property
     def longest_context(self) -> int:
@@ -159,9 +184,10 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Return whether weights and all else fit, with room for a request of some length."""
-        if self.cache is None or not self.context:
-            return self.cache_gib >= 0
-        return self.longest_context > 0
+        is_context_known = bool(self.cache and self.context)
+        return self.cache_gib >= self.given_gib and (
+            not is_context_known or self.longest_context > 0
+        )
 
 
 def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
@@ -188,6 +214,7 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
         context=_read_number(request.flags, LENGTH, most),
         sequences=_read_number(request.flags, SEQUENCES, _DEFAULT_SEQUENCES),
         loading_gib=_loading_bytes(request) / BYTES_PER_GIB,
+        given_gib=_read_number(request.flags, CACHE_BYTES, 0) / BYTES_PER_GIB,
     )
 
 
@@ -309,9 +336,8 @@ def _outside_rows(request: MemoryRequest) -> Iterator[MemoryRow]:
         return
 
     beside = load_budget().beside
-    processes = beside.engine_gib
-    if request.has_server:
-        processes += beside.server_gib
+    # All ranks need equal flags, so each counts the API server, which only the head has.
+    processes = beside.engine_gib + beside.server_gib
     if request.ray:
         processes += beside.ray_gib
     yield MemoryRow(

@@ -11,7 +11,13 @@ from pathlib import Path
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.frozen import Fields, Values, frozen, positional
 from patchkit.records import read_json
-from patchkit.runtime.memory.plan import SHARE, MemoryPlan, plan_memory
+from patchkit.runtime.memory.plan import (
+    CACHE_BYTES,
+    LENGTH,
+    SHARE,
+    MemoryPlan,
+    plan_memory,
+)
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
     DRAFTING,
@@ -224,10 +230,10 @@ def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> dict[str, str]:
 
     longest = plan.longest_context
     is_too_long = longest < plan.context
-    if request.context and is_too_long:
+    if LENGTH in request.given and is_too_long:
         raise HostError(
-            f"a context of {request.context:,} tokens does not fit: its cache takes "
-            f"{plan.request_gib(request.context):.1f} GiB per node, and {plan.cache_gib:.1f} are "
+            f"a context of {plan.context:,} tokens does not fit: its cache takes "
+            f"{plan.request_gib(plan.context):.1f} GiB per node, and {plan.cache_gib:.1f} are "
             "left for it",
             why="the memory also holds what `patchkit serve-args` shows",
             hint=f"take --ctx {longest}, or more nodes",
@@ -235,8 +241,9 @@ def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> dict[str, str]:
 
     sequences = plan.fitting_sequences(1)
     cache_bytes = int(plan.cache_gib * MIB_PER_GIB) * BYTES_PER_MIB
+    is_planned = request.memory.shared and CACHE_BYTES not in request.given
     return {
-        "cache_bytes": str(cache_bytes) if request.memory.shared else "",
+        "cache_bytes": str(cache_bytes) if is_planned else "",
         "longest": str(longest) if is_too_long else "",
         "fitting": str(sequences) if sequences < plan.sequences else "",
     }
@@ -454,7 +461,7 @@ def fill_rules(
         # The blocks of the attention cache are multiples of 16 tokens.
         "match_unit": "16" if _is_recurrent(request) else "",
         "draft_head": "fp8" if _shares_plain_head(request, drafter) else "",
-        "context": str(request.context or ""),
+        "context": request.given.get(LENGTH, ""),
         **_dense_facts(request),
         **planned_facts,
     }

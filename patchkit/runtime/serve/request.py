@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class ServeRequest:
     ``frozen``: the seconds after which a frozen server is restarted, 0 for never.
     ``choice``: the rules about flags that the user turns on and off.
     ``master_port``: the port, at the head's address, where the ranks meet.
-    ``context``: the tokens of the longest request that the user asks for, 0 for no wish.
+    ``given``: the flags that the user adds, which the memory is planned for.
     """
 
     model: str
@@ -80,7 +81,7 @@ class ServeRequest:
     frozen: int = 0
     choice: RuleChoice = BY_DEFAULT
     master_port: int = MASTER_PORT
-    context: int = 0
+    given: Values = field(default_factory=dict)
 
     @property
     def weights(self) -> Weights | None:
@@ -182,9 +183,8 @@ def memory_request(request: ServeRequest, flags: Values) -> MemoryRequest | None
         weights=request.weights,
         checkpoint=request.checkpoint,
         drafter_gib=request.drafter_gib or 0.0,
-        flags=flags,
+        flags={**flags, **request.given},
         nodes=node.nodes,
-        has_server=node.role != "worker",
         ray=node.executor.name == "ray",
     )
 
@@ -223,7 +223,7 @@ def check_size(request: ServeRequest, plan: MemoryPlan, least: NodeCount) -> Non
         size = f"at least {size}"
         source = f" (by {weights.source})"
 
-    beside = sum(row.gib for row in plan.rows[1:])
+    beside = sum(row.gib for row in plan.rows[1:]) + plan.given_gib
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
     raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node{source}, and there is room "

@@ -16,9 +16,9 @@ FOLDER = "/home/spark/models/m"
 STOPPED = {"found": unit(active="inactive", sub="dead"), "processes": ()}
 
 
-def facts_with(folder, available, **changes):
-    made = node_facts(folder)
-    memory = Memory(total=121 * KIB_PER_GIB, available=available * KIB_PER_GIB)
+def facts_with(folder, available, total=121, node=0, **changes):
+    made = node_facts(folder, node=node)
+    memory = Memory(total=total * KIB_PER_GIB, available=available * KIB_PER_GIB)
     return replace(made, host=replace(made.host, memory=memory), **changes)
 
 
@@ -47,6 +47,89 @@ def test_a_checkpoint_on_the_node_is_planned(tmp_path, length):
     planned = int(words[words.index("--kv-cache-memory-bytes") + 1])
     assert planned == pytest.approx(plan.cache_gib * 2**30, abs=2**20)
     assert "memory_floor" in [row.source for row in plan.outside]
+
+
+ROW = KINDS["llama8b"]
+THERE = {FOLDER: model(weights=9131303424, checkpoint=checkpoint_of(ROW))}
+SHARE = "--gpu-memory-utilization"
+BYTES = "--kv-cache-memory-bytes"
+
+
+@pytest.mark.parametrize(
+    ("args", "flags", "cache"),
+    [
+        (["--max-model-len=8k"], {"--max-model-len": "8000"}, 86.2),
+        (["--max_model_len", "16K"], {"--max-model-len": "16384"}, 86.2),
+        (["--max-model-len", "25.6k"], {"--max-model-len": "25600"}, 86.2),
+        (["--max-model-len", "-1"], {}, 86.2),
+        (["--max-model-len", "4096", "--max-model-len", "auto"], {}, 86.2),
+        ([SHARE, "0.4"], {BYTES: "37.8"}, 37.8),
+        ([f"{SHARE}=2"], {BYTES: "86.2"}, 86.2),
+        ([BYTES, "20G"], {BYTES: None}, 20),
+        (["-tp", "2", "--speculative-config", "["], {BYTES: "90.8"}, 90.8),
+    ],
+)
+def test_what_args_ask_for_is_planned(tmp_path, args, flags, cache):
+    file = cluster("spark-1", args=tuple(args))
+    (rank,) = ranks_for(file, facts_with(tmp_path, 110, models=THERE), FOLDER)
+    assert rank.command.plan.cache_gib == pytest.approx(cache, abs=0.3)
+    words = dict(zip(rank.command.words, rank.command.words[1:], strict=False))
+    for name, value in flags.items():
+        if name == BYTES and value:
+            assert int(words[name]) / 2**30 == pytest.approx(float(value), abs=0.3)
+        else:
+            assert words.get(name) == value
+
+
+@pytest.mark.parametrize(
+    ("args", "says", "hint"),
+    [
+        (("--max-model-len", "99G"), "a context of .* does not fit", '-len", "'),
+        ((BYTES, "200G"), "does not fit: 9 GiB of weights .* room for 0", "take "),
+    ],
+)
+def test_what_args_ask_for_may_not_fit(tmp_path, args, says, hint):
+    file = cluster("spark-1", args=args)
+    with pytest.raises(HostError, match=says) as caught:
+        ranks_for(file, facts_with(tmp_path, 110, models=THERE), FOLDER)
+    assert hint in caught.value.hint
+    assert "--ctx" not in caught.value.hint
+
+
+def test_all_ranks_are_planned_for_the_smallest_node(tmp_path):
+    args = ("--max-model-len", "8192", SHARE, "1")
+    file = cluster("spark-1", "spark-2", args=args)
+    facts = [
+        facts_with(tmp_path, 110, total, node, models=THERE)
+        for node, total in enumerate((121, 119))
+    ]
+    ranks = planned_ranks(file, facts, served_model(file, FOLDER))
+    head, worker = (rank.command for rank in ranks)
+    assert head.plan == worker.plan
+    assert head.plan.pool.gib == 119
+
+
+@pytest.mark.parametrize(
+    ("available", "args", "says"),
+    [
+        (110, (), ""),
+        (90, (), "takes 101 GiB, and 90 are free"),
+        (90, (SHARE, "0.70"), ""),
+        (90, (BYTES, "80G"), "takes 97 GiB"),
+        (14, (), "needs 16 GiB, even with a short context, and 14 are free"),
+    ],
+)
+def test_vllm_takes_its_share_at_once(tmp_path, available, args, says):
+    file = cluster("spark-1", args=args)
+    ranks = ranks_for(file, facts_with(tmp_path, available, models=THERE), FOLDER)
+    states = [state(**STOPPED)]
+    if not says:
+        require_memory(file, ranks, states)
+        return
+    with pytest.raises(HostError, match=says) as caught:
+        require_memory(file, ranks, states)
+    hint = f'"{SHARE}", "0.70" in `args`'
+    assert (hint in caught.value.hint) is (available == 90 and not args)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ def plan_of(row, pool=H200, **changes):
         "drafter_gib": row["drafter"] / GIB,
         "flags": row["flags"],
         "nodes": 1,
-        "has_server": True,
         "ray": False,
     }
     return plan_memory(MemoryRequest(**(fields | changes)))
