@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -386,7 +386,13 @@ def read_house_lock(house: Path) -> WheelLock:
     missing = [entry.name.pinned for entry in entries if not entry.held]
     missing = [*verified.unmet, *missing]
     if missing or len(pythons) != 1 or len(cpus) > 1:
-        raise _not_filled(house, missing, cpus)
+        lacks = ", ".join(missing[:3]) or "nothing"
+        raise UsageError(
+            f"{house}: is not filled, for one CPU and one Python: it lacks {lacks}, and has wheels "
+            f"for {', '.join(sorted(cpus))}",
+            why="a node without a network installs what the wheelhouse holds, all of it",
+            hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
+        )
 
     targets = _fact_values(built, "target")
     release = pythons.pop().split(".")
@@ -407,17 +413,6 @@ def read_house_lock(house: Path) -> WheelLock:
 def _fact_values(entries: Sequence[ManifestEntry], name: str) -> set[str]:
     """Return the different values, without empty ones, of one fact of wheels."""
     return {str(entry.facts[name]) for entry in entries if entry.facts.get(name)}
-
-
-def _not_filled(house: Path, missing: Sequence[str], cpus: Iterable[str]) -> UsageError:
-    lacks = ", ".join(missing[:3]) or "nothing"
-    machines = ", ".join(sorted(cpus))
-    return UsageError(
-        f"{house}: is not filled, for one CPU and one Python: it lacks {lacks}, and has wheels "
-        f"for {machines}",
-        why="a node without a network installs what the wheelhouse holds, all of it",
-        hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
-    )
 
 
 def _require_whole(house: Path, verified: Verified) -> None:
