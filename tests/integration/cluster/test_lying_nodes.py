@@ -255,7 +255,7 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
 
 def test_down_writes_one_document_though_a_node_fails(nodes):
     """A script reads it whole: what was done on each node, and the error."""
-    stopped = state("inactive", "dead", WORKER)[0]
+    stopped = state("inactive", "dead", WORKER, guard="inactive")[0]
     nodes.lie(
         {"spark-1": {"end_group": (stopped, "end")}, "spark-2": {"*": ("", "end")}}
     )
@@ -283,7 +283,8 @@ def test_down_holds_the_cluster_until_nodes_of_the_former_start_have_ended(
     nodes, capsys
 ):
     head = members_of(state("inactive", "dead", guard="inactive"), *NAMES, "spark-3")
-    worker = members_of(state("inactive", "dead", WORKER), *NAMES, "spark-3")
+    stopped = state("inactive", "dead", WORKER, guard="inactive")
+    worker = members_of(stopped, *NAMES, "spark-3")
     nodes.lie(
         {
             "spark-1": {"hold_alone": HELD, "end_group": head},
@@ -694,7 +695,7 @@ def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
     assert "stop-sigterm" not in said
 
 
-STOP = {"start": "a", "time": 1.0, "text": "1.9 GiB left", "missing": 2.0}
+KILL = {"start": "a", "time": 1.0, "text": "1.9 GiB left", "missing": 2.0}
 GUARDLESS = [
     asdict(unit()),
     asdict(unit("failed", "failed", unit="patchkit-vllm-memory.service")),
@@ -730,7 +731,7 @@ GONE = asdict(image_facts(problem="image-missing"))
             "next: patchkit cluster install",
         ),
         (
-            {"memory_stop": {**STOP, "after": "the next start"}},
+            {"memory_stop": {**KILL, "after": "the next start"}},
             "memory 1970-01-01 00:00:01 spark-2: 1.9 GiB left; the next start",
             "",
         ),
