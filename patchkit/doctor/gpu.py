@@ -9,15 +9,9 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, run_on_all
-from patchkit.doctor.gpu_steps import (
-    RANK,
-    GpuStep,
-    free_port,
-    gpu_steps,
-)
+from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
     Reports,
@@ -37,14 +31,7 @@ SMOKE_TEST = read_toml(
     RECIPES / "doctor" / "gpu.toml",
     key="smoke",
 )
-"""The steps that a node runs, in order, and how the test of all nodes together is started."""
-
-# Make NCCL print to standard output which network it takes.
-_NCCL_OUTPUT = {
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
-    "NCCL_DEBUG_FILE": "",
-}
+"""The steps that a node runs, in order, and the step of all nodes together."""
 
 
 @frozen
@@ -59,8 +46,7 @@ class GpuNode:
 
 def run_steps(
     node: GpuNode,
-    steps: Sequence[Mapping[str, Any]],
-    nccl_variables: Mapping[str, str] = {},
+    steps: Sequence[Fields],
 ) -> list[GpuStep]:
     """Run steps on a node and return their results. Raise HostError if it does not answer."""
     results = Remote(node.node).stream(
@@ -68,7 +54,7 @@ def run_steps(
         gpu_steps,
         python=node.python,
         steps=steps,
-        variables={**node.variables, **nccl_variables},
+        variables=node.variables,
     )
 
     return list(results)
@@ -76,37 +62,31 @@ def run_steps(
 
 def run_all_reduce(
     nodes: Sequence[GpuNode],
-    sizes: Sequence[int] = (),
-    variables: Mapping[str, str] = {},
+    step: Fields,
 ) -> list[GpuStep]:
     """Run an all-reduce over all nodes, and return the result of each rank in their order.
 
-    ``sizes`` are in bytes. The first node is the head: all ranks meet at its address.
+    ``step`` are its settings. The first node is the head: all ranks meet at its address.
     The rank of a node that does not answer is "not-run". Raise HostError if the head does not
     answer when it is asked for a port.
     """
     head = nodes[0]
 
-    remote = Remote(head.node)
-    port = remote.call(int, free_port, address=head.address)
-    common = {
-        "step": RANK,
-        "script": RANK,
-        "world": len(nodes),
-        "meeting": f"tcp://{head.address}:{port}",
-        "sizes": list(sizes or SMOKE_TEST["sizes"]),
-        "seconds": SMOKE_TEST["seconds"],
-    }
+    port = Remote(head.node).call(int, free_port, address=head.address)
 
     def run_rank(rank: int) -> GpuStep:
-        steps = [{**common, "rank": rank}]
-        rank_variables = {**_NCCL_OUTPUT, **variables}
-        return run_steps(nodes[rank], steps, rank_variables)[0]
+        settings = {
+            **step,
+            "rank": rank,
+            "world": len(nodes),
+            "meeting": f"tcp://{head.address}:{port}",
+        }
+        return run_steps(nodes[rank], [settings])[0]
 
     results = []
     for answer in run_on_all(range(len(nodes)), run_rank):
         if isinstance(answer, PatchkitError):
-            answer = GpuStep(step=RANK, state="not-run", reason=answer.what)
+            answer = GpuStep(step=step["step"], state="not-run", reason=answer.what)
         results.append(answer)
 
     return results
@@ -282,12 +262,13 @@ def _try_together(
     nodes: Sequence[GpuNode],
     obstacle: str,
 ) -> Findings:
+    step = SMOKE_TEST["together"]
     try:
         if obstacle:
             raise HostError(obstacle)
-        ranks = run_all_reduce(nodes)
+        ranks = run_all_reduce(nodes, step)
     except PatchkitError as error:
         names = ", ".join(report.node for report in reports)
-        yield unchecked(RANK, names, error.what)
+        yield unchecked(step["step"], names, error.what)
     else:
         yield from all_reduce_findings(nodes, ranks)

@@ -205,12 +205,12 @@ def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped
 def try_fp8(settings: Answer) -> Answer:
     """Multiply with FP8 weights as a linear layer of vLLM does.
 
-    With the setting ``block`` each block of 128 by 128 weights has a scale, else all weights
-    share one.
+    With the setting ``block``, such as 128, each block of 128 by 128 weights has a scale, else all
+    weights share one.
     """
     torch = _require_gpu()
     torch.manual_seed(0)
-    block = 128 if settings.get("block") else 0
+    block = settings.get("block", 0)
     # Keep vLLM from rounding the scales for DeepGEMM: that would change the weights.
     os.environ["VLLM_USE_DEEP_GEMM_E8M0"] = "0"
 
@@ -435,7 +435,7 @@ def try_routing(settings: Answer) -> Answer:
     _require_gpu()
     vllm = import_module("vllm")
     with tempfile.TemporaryDirectory() as place:
-        config = json.dumps(settings["config"])
+        config = json.dumps({**settings["base"], **settings["config"]})
         Path(place, "config.json").write_text(config, encoding="utf-8")
 
         engine = vllm.LLM(place, **settings["engine"])

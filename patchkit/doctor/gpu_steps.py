@@ -10,32 +10,31 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Literal
+from typing import Literal
 
 from patchkit.doctor import gpu_script as script
-from patchkit.follow import Completed, Follow
+from patchkit.follow import Completed, Follow, FollowLimits
 from patchkit.foreign import read_json
 from patchkit.frozen import Fields, Texts, Values, frozen
-
-RANK = "all-reduce"
-"""The step in which all nodes run together, one rank on each."""
 
 _FIRST = "cuda"  # the script's step that tries the device; the others need it
 _MOST_LINES = 2000  # the last lines of a process, which are kept
 _LONGEST = 1000  # characters of a line
-_FIELDS = {"state", "kernel", "reason", "figures"}  # of the script's answer
 # Seconds after its own limit at which a step is killed: it may hang in the kernel.
 _GRACE = 10.0
 # The line of a traceback that names the error; torch puts the rank before it.
 _ERROR = re.compile(
     r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?:: .*)?)$"
 )
+# How vLLM 0.25.1 to 0.34.0 logs the kernel that it chose.
+_CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE backend)")
 
 
 @frozen
 class GpuStep:
     """The result of a step: ``figures`` are its measurements, ``kernel`` the kernel that ran.
 
+    If the script names no kernel, ``kernel`` has those that vLLM chose by its log.
     ``reason`` says why the step failed or was not run. ``lines`` are the last lines that the
     step printed.
     """
@@ -51,14 +50,14 @@ class GpuStep:
 
 def gpu_steps(
     python: str,
-    steps: Sequence[Mapping[str, Any]],
+    steps: Sequence[Fields],
     variables: Values,
 ) -> Iterator[GpuStep]:
     """Yield the result of each step as soon as the step ends.
 
     Each of the ``steps`` has settings: its name ``step``, its limit ``seconds``, the name
-    ``script`` that the script knows it by. If the step that tries the device is not ok, the steps
-    after it are "not-run".
+    ``script`` that the script knows it by, and ``variables`` to be set, if any. If the step that
+    tries the device is not ok, the steps after it are "not-run".
     """
     obstacle = ""
     for settings in steps:
@@ -84,87 +83,64 @@ def free_port(address: str) -> int:
 
 def run_step(
     python: str,
-    settings: Mapping[str, Any],
+    settings: Fields,
     variables: Values,
 ) -> GpuStep:
     """Run a step in a process of its own, and return its result.
 
     A process that fails, takes too long or does not start gives a result with the state "failed".
     """
-
     env = {
         **os.environ,
         **variables,
+        **settings.get("variables", {}),
         "PYTHONUNBUFFERED": "1",
     }
-
-    limit = float(settings["seconds"])
-    lines = deque[str](maxlen=_MOST_LINES)
-    done = None
+    limit = settings["seconds"]
 
     start = time.monotonic()
     step = Follow(
         python,
         script.__file__,
-        str(settings["script"]),
-        json.dumps(dict(settings)),
+        settings["script"],
+        json.dumps(settings),
         env=env,
+        limits=FollowLimits(seconds=limit + _GRACE),
     )
     with step as running:
-        for line in running:
-            if text := line.strip("\n"):
-                lines.append(text)
-            if time.monotonic() - start >= limit + _GRACE:
-                break
-        else:
-            done = running.done
+        texts = (line.strip("\n") for line in running)
+        lines = deque(filter(None, texts), maxlen=_MOST_LINES)
 
     seconds = round(time.monotonic() - start, 2)
 
     answers = [line for line in lines if line.startswith(script.MARK)]
     output = [line[:_LONGEST] for line in lines if line not in answers]
-    answer = answers[-1].removeprefix(script.MARK) if answers else ""
-    fields = _read_answer(answer)
-
-    if fields is None:
-        reason = _missing_answer(done, output)
+    try:
+        fields = read_json("".join(answers[-1:]).removeprefix(script.MARK))
+    except ValueError:
+        reason = _missing_answer(step.done, output)
         if seconds >= limit:
             reason = f"no answer within {limit:g} s"
         fields = {"state": "failed", "reason": reason}
 
+    choices = _CHOSE.finditer("\n".join(output))
+    kernels = dict.fromkeys(choice[1] or choice[2] for choice in choices)
+    fields.setdefault("kernel", ", ".join(kernels))
     return GpuStep(
-        step=str(settings["step"]),
+        step=settings["step"],
         seconds=seconds,
         lines=tuple(output),
         **fields,
     )
 
 
-def _read_answer(answer: str) -> Fields | None:
-    """Return the fields of a script's answer, None if the text is not such an answer."""
-    try:
-        fields = read_json(answer)
-        return {key: fields[key] for key in _FIELDS & fields.keys()}
-    except (ValueError, AttributeError):
-        return None
-
-
-def _missing_answer(done: Completed | None, output: Sequence[str]) -> str:
+def _missing_answer(done: Completed, output: Sequence[str]) -> str:
     """Return why a process gave no answer: the error that it printed, or its last line."""
-    if done is None:
-        return "it did not end"
-
     if not done.started:
         return f"{done.command[0]} {done.trouble}"
 
     ended = done.trouble.partition(":")[0] or "it ended without an answer"
 
-    last_line = "it printed nothing"
-    error = ""
-    for line in output:
-        last_line = line.strip() or last_line
-
-        if match := _ERROR.match(line):
-            error = match[1]
-
-    return f"{ended}: {error or last_line}"
+    errors = [match[1] for match in map(_ERROR.match, output) if match]
+    shown = [line.strip() for line in output if line.strip()]
+    return f"{ended}: {(errors or shown or ['it printed nothing'])[-1]}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +29,6 @@ from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.ssh.node import require_all, run_on_all
 from patchkit.doctor.examination import examine_cluster
 from patchkit.doctor.gpu import (
     SMOKE_TEST,
@@ -44,7 +42,6 @@ from patchkit.doctor.gpu_steps import (
     GpuStep,
     free_port,
     gpu_steps,
-    run_step,
 )
 from patchkit.doctor.installed_code import look_at_device_code
 from patchkit.doctor.nccl_lines import read_nccl
@@ -62,8 +59,6 @@ from patchkit.runtime.python.startup import VLLM
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 
-# How vLLM 0.25.1 to 0.34.0 logs the kernel that it chose.
-_CHOSE = re.compile(r"(?:Selected|Using) '?(?:(\w+Kernel) for|(\w+)'? \w+ MoE backend)")
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
 PROOF_SETTINGS = read_toml(
@@ -71,6 +66,10 @@ PROOF_SETTINGS = read_toml(
     RECIPES / "doctor" / "proof.toml",
     key="proof",
 )
+_STEPS = [
+    *SMOKE_TEST["step"],
+    *({**PROOF_SETTINGS["routing"], **step} for step in PROOF_SETTINGS["step"]),
+]
 Tell = Callable[[str], None]
 
 
@@ -205,11 +204,9 @@ def check_free(reports: Sequence[NodeReport]) -> None:
 
 def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]:
     """Return function → the names of the parts that it runs, in the order of the proof."""
-    paths = PROOF_SETTINGS["nccl"]["paths"]
     return {
-        try_gpu: [step["step"] for step in SMOKE_TEST["step"]],
-        build_models: [f"routing-{name}" for name in PROOF_SETTINGS["models"]],
-        time_paths: [f"nccl-{path}" for path in paths],
+        try_gpu: [step["step"] for step in _STEPS],
+        time_paths: [path["step"] for path in PROOF_SETTINGS["path"]],
         measure_starts: ["serve-cold", "serve-warm"],
     }
 
@@ -250,46 +247,16 @@ def run_parts(
             for name in names
             if name not in done
         ]
-        obstacle = obstacle or find_obstacle(parts[0], request.free_gib)
+        # Without the device, which is the first part, no other part can be tried.
+        obstacle = obstacle or parts[0].reason
 
     return parts, interrupt
 
 
-def find_obstacle(device: GpuStep, free_gib: float) -> str:
-    """Return why no part after the first one, the device, can be tried; "" if all can."""
-    if device.state != "ok":
-        return device.reason
-
-    if free_gib < PROOF_SETTINGS["free_gib"]:
-        return f"only {free_gib:.0f} GiB of memory are free"
-
-    return ""
-
-
 def try_gpu(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield the results of the steps of `doctor --gpu`."""
+    """Yield the results of the steps of `doctor --gpu`, and of those that build models."""
     node = request.nodes[0]
-    return gpu_steps(node.python, SMOKE_TEST["step"], node.variables)
-
-
-def build_models(request: ProofRequest) -> Iterator[GpuStep]:
-    """Yield a result for each format of weights, with the kernels that vLLM chose by its log."""
-    steps = []
-    for name, config in PROOF_SETTINGS["models"].items():
-        step = {
-            **PROOF_SETTINGS["routing"],
-            "step": f"routing-{name}",
-            "config": {**PROOF_SETTINGS["base"], **config},
-        }
-        steps.append(step)
-
-    node = request.nodes[0]
-    variables = {**node.variables, **PROOF_SETTINGS["routing"]["variables"]}
-    parts = run_on_all(steps, lambda step: run_step(node.python, step, variables))
-    for part in require_all(parts):
-        choices = _CHOSE.finditer("\n".join(part.lines))
-        kernels = dict.fromkeys(choice[1] or choice[2] for choice in choices)
-        yield replace(part, kernel=", ".join(kernels))
+    return gpu_steps(node.python, _STEPS, node.variables)
 
 
 def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
@@ -300,21 +267,11 @@ def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
     if request.apart:
         raise HostError(request.apart)
 
-    settings = PROOF_SETTINGS["nccl"]
-    for name, path in settings["paths"].items():
-        ranks = run_all_reduce(
-            request.nodes,
-            settings["sizes"],
-            path["variables"],
-        )
-        yield judge_ranks(f"nccl-{name}", ranks, path["network"])
+    for step in PROOF_SETTINGS["path"]:
+        yield judge_ranks(run_all_reduce(request.nodes, step), step["network"])
 
 
-def judge_ranks(
-    step: str,
-    ranks: Sequence[GpuStep],
-    network: str,
-) -> GpuStep:
+def judge_ranks(ranks: Sequence[GpuStep], network: str) -> GpuStep:
     """Return one result for the ranks of an all-reduce.
 
     If NCCL took another network than ``network``, the result has no figures, and is "not-run".
@@ -328,8 +285,8 @@ def judge_ranks(
     lines = tuple(chain.from_iterable(rank.lines for rank in ranks))
     networks = sorted({answer.network for answer in read_nccl(lines)})
     is_expected = all(name.startswith(network) for name in networks)
-    result = GpuStep(
-        step=step,
+    result = replace(
+        ranks[0],
         state="failed" if failures else "ok",
         seconds=max(rank.seconds for rank in ranks),
         kernel=", ".join(networks),
@@ -340,16 +297,18 @@ def judge_ranks(
     if is_expected or failures:
         return result
 
-    reason = f"NCCL took no {network}"
-    return replace(result, state="not-run", reason=reason)
+    return replace(result, state="not-run", reason=f"NCCL took no {network}")
 
 
 def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
     """Serve a model with empty caches, then with the caches that the first start filled.
 
-    Yield the measurements of both starts. Raise HostError if the disk has too little room, or
-    after the result of a start that failed.
+    Yield the measurements of both starts. Raise HostError if the memory or the disk has too little
+    room, or after the result of a start that failed.
     """
+    if request.free_gib < PROOF_SETTINGS["free_gib"]:
+        raise HostError(f"only {request.free_gib:.0f} GiB of memory are free")
+
     least = PROOF_SETTINGS["disk_gib"]
     if shutil.disk_usage(request.folder).free < least * BYTES_PER_GIB:
         raise HostError(f"less than {least} GiB are free for {request.folder}")

@@ -180,6 +180,24 @@ def test_what_happens_to_a_process_is_its_result(
     assert (found.state, found.reason.startswith(reason)) == (state, True), found
 
 
+def test_a_step_that_fails_names_the_kernels_that_vllm_chose(tmp_path: Path) -> None:
+    torch = """\
+print("INFO [fp8.py:1] Selected CutlassFP8ScaledMMLinearKernel for Fp8LinearMethod")
+print("INFO [nvfp4.py:7] Using 'MARLIN' NvFp4 MoE backend out of potential ones")
+raise RuntimeError("CUDA x")
+"""
+    (tmp_path / "torch.py").write_text(torch, encoding="utf-8")
+    settings = {
+        "step": "routing-x",
+        "script": "cuda",
+        "seconds": 30,
+        "variables": {"PYTHONPATH": str(tmp_path)},
+    }
+    found = run_step(sys.executable, settings, {"PYTHONPATH": "/nowhere"})
+    assert found.kernel == "CutlassFP8ScaledMMLinearKernel, MARLIN"
+    assert found.reason == "exit code 1: RuntimeError: CUDA x"
+
+
 def test_a_python_that_is_not_there_and_a_child_that_outlives_its_limit(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from patchkit.doctor import proof
 from patchkit.doctor.archive import FieldMap
-from patchkit.doctor.gpu import GpuNode
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.private_names import PrivateNames
 from patchkit.doctor.proof_record import (
@@ -264,9 +263,7 @@ def test_beside_a_served_model_nothing_is_tried(tmp_path):
     assert raised.value.hint == "patchkit down"
 
 
-def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(
-    tmp_path, monkeypatch
-):
+def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(monkeypatch):
     def start(_request):
         yield GpuStep(step="gpu-device", state="ok")
         raise HostError("no cable")
@@ -274,25 +271,19 @@ def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(
     def end(_request):
         raise Interrupted(signal.SIGINT)
 
-    write_files(
-        tmp_path, {"torch.py": "class cuda:\n    def is_available(): return False\n"}
-    )
-    node = GpuNode(
-        node="x",
-        python=sys.executable,
-        address="",
-        variables={"PYTHONPATH": str(tmp_path)},
-    )
-    request = SimpleNamespace(nodes=[node], vllm="1", free_gib=99.0, folder=tmp_path)
-    runs = (start, proof.build_models, end, print)
+    runs = (start, end, print)
     planned = dict(zip(runs, proof.plan_parts().values(), strict=True))
     monkeypatch.setattr(proof, "plan_parts", lambda: planned)
-    parts, interrupt = proof.run_parts(request, lambda _line: None)
+    parts, interrupt = proof.run_parts(None, lambda _line: None)
     assert [part.step for part in parts] == PARTS
-    absent = "torch sees no CUDA device"
-    reasons = ["", *["no cable"] * 4, *[absent] * 4, *["interrupted"] * 4]
+    reasons = ["", *["no cable"] * 8, *["interrupted"] * 4]
     assert [part.reason for part in parts] == reasons
     assert interrupt.exit_code == 130
+
+
+def test_without_much_memory_nothing_is_served():
+    with pytest.raises(HostError, match="only 31 GiB of memory are free"):
+        next(proof.measure_starts(SimpleNamespace(free_gib=31.4)))
 
 
 def test_a_path_that_nccl_did_not_take_has_no_figures(monkeypatch):
