@@ -12,7 +12,7 @@ from typing import Any
 
 from patchkit.errors import PatchkitError
 from patchkit.foreign import whole_number
-from patchkit.frozen import Fields, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
 from patchkit.units import BYTES_PER_GIB
@@ -67,11 +67,13 @@ class Tensor:
 class Checkpoint:
     """The config and the tensors of a checkpoint.
 
-    In ``config``, the values of ``text_config`` have replaced those of the whole. ``aside`` are the
-    tensors that are not read for every token. ``reads`` are the bytes of weights that are read for
-    a token, ``largest_file`` those of the largest file.
+    ``architectures`` are the classes of the model. In ``config``, the values of ``text_config``
+    have replaced those of the whole. ``aside`` are the tensors that are not read for every token.
+    ``reads`` are the bytes of weights that are read for a token, ``largest_file`` those of the
+    largest file.
     """
 
+    architectures: Texts
     config: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
     aside: tuple[Tensor, ...]
@@ -113,8 +115,8 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     """Read the checkpoint in a folder. Raises one of ``_NO_CHECKPOINT`` if it cannot be used."""
     config = read_json(Fields, read_bytes(folder / "config.json"))
     # text_config may name other architectures, but those of the whole model count.
-    architectures = tuple(config.get("architectures") or ())
-    config |= {**config.get("text_config", {}), "architectures": architectures}
+    names = config.get("architectures") or ()
+    config |= config.get("text_config", {})
     # Nested parts are about images, audio and quantization; the tensors tell what is needed.
     config = {
         key: value for key, value in config.items() if not isinstance(value, dict)
@@ -130,6 +132,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
 
     tensors = [tensor for tensor in by_name.values() if not tensor.aside]
     return Checkpoint(
+        architectures=tuple(name for name in names if isinstance(name, str)),
         config=config,
         tensors=tuple(tensors),
         aside=tuple(tensor for tensor in by_name.values() if tensor.aside),

@@ -357,20 +357,17 @@ def load_broken() -> Mapping[str, Broken]:
 
 
 def broken_for(
-    models: Iterable[str], architectures: Iterable[str], situation: Situation
+    models: Iterable[str], architectures: Names, situation: Situation
 ) -> tuple[Broken, ...]:
     """Return the faults that may affect a model in a situation.
 
     ``models`` are the names that the model has, ``architectures`` its classes.
     """
     names = tuple(models)
-    # Architectures come from a checkpoint's config, whose values may have any type.
-    classes = tuple(name for name in architectures if isinstance(name, str))
-
     return tuple(
         fault
         for fault in select_entries(load_broken().values(), situation)
-        if fault.is_about(names, classes) and fault.is_possible(situation)
+        if fault.is_about(names, architectures) and fault.is_possible(situation)
     )
 
 

@@ -66,9 +66,8 @@ def find_dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
 
 def _dense_layer_names(checkpoint: Checkpoint) -> Texts:
     """Return vLLM's names of the dense layers in the checkpoint's architecture."""
-    architectures = set(checkpoint.config["architectures"])
     for row in load_flag_rules().dense:
-        if not architectures.isdisjoint(row.architectures):
+        if not set(row.architectures).isdisjoint(checkpoint.architectures):
             return row.layers
 
     return ()

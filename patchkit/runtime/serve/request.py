@@ -155,7 +155,7 @@ def release_faults(request: ServeRequest) -> tuple[Broken, ...]:
 
     architectures = request.architectures
     if request.checkpoint:
-        architectures = request.checkpoint.config.get("architectures", ())
+        architectures = request.checkpoint.architectures
 
     faults = broken_for(names, architectures, node.situation)
     for fault in faults:

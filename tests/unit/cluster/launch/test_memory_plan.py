@@ -1,5 +1,6 @@
 """What `up` does with the plan of a node's memory: flags, and refusals."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,10 @@ import pytest
 from patchkit.cluster.launch.ranks import planned_ranks, served_model
 from patchkit.cluster.launch.start_plan import require_memory
 from patchkit.errors import HostError
+from patchkit.frozen import plain_fields
+from patchkit.records import read_json
 from patchkit.runtime.host.host import Memory
+from patchkit.runtime.memory.checkpoint import Checkpoint
 from patchkit.units import KIB_PER_GIB
 from support.clusters import MODEL, cluster, model, node_facts, state, unit
 from unit.runtime.memory.test_plan import KINDS, checkpoint_of
@@ -94,6 +98,23 @@ def test_what_args_ask_for_may_not_fit(tmp_path, args, says, hint):
         ranks_for(file, facts_with(tmp_path, 110, models=THERE), FOLDER)
     assert hint in caught.value.hint
     assert "--ctx" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": {}},
+        {"config": {"model_type": ["x"], "architectures": 5, "num_experts": -1}},
+        {"architectures": ["LlamaForCausalLM"], "tensors": []},
+        {"reads": -1, "largest_file": -5},
+    ],
+)
+def test_a_node_may_send_any_checkpoint(tmp_path, changes):
+    plain = json.loads(json.dumps(checkpoint_of(ROW), default=plain_fields))
+    sent = read_json(Checkpoint, json.dumps(plain | changes))
+    facts = facts_with(tmp_path, 110, models={FOLDER: model(checkpoint=sent)})
+    (rank,) = ranks_for(cluster("spark-1"), facts, FOLDER)
+    assert rank.command.words[:2] == ("vllm", "serve")
 
 
 def test_all_ranks_are_planned_for_the_smallest_node(tmp_path):

@@ -34,7 +34,8 @@ def checkpoint_of(row):
             fields = {key: group[key] for key in ("dtype", "size")}
             shape = tuple(group["shape"])
             tensors.append(Tensor(name=name, shape=shape, layer=layer, **fields))
-    return Checkpoint(config=row["config"], tensors=tuple(tensors), aside=(), reads=1.0)
+    rest = {"aside": (), "reads": 1.0, "architectures": ()}
+    return Checkpoint(config=row["config"], tensors=tuple(tensors), **rest)
 
 
 def plan_of(row, pool=H200, **changes):
