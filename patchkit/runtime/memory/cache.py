@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -86,15 +87,8 @@ class CacheShape:
 
     def longest_context(self, free_bytes: float, most: int) -> int:
         """Return the most tokens, up to ``most``, of a request that fits, 0 if none does."""
-        shortest = 0
-        longest = most
-        while shortest < longest:
-            tokens = (shortest + longest + 1) // 2
-            if self.request_bytes(tokens) <= free_bytes:
-                shortest = tokens
-            else:
-                longest = tokens - 1
-        return shortest
+        lengths = range(1, most + 1)
+        return bisect_right(lengths, free_bytes, key=self.request_bytes)
 
     def _group_width(self) -> int:
         """Return how many layers of a kind vLLM puts into one group."""

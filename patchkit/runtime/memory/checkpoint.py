@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ def find_checkpoint(model: str, environment: Values) -> Checkpoint | None:
     If there are several, return the one with the most bytes read for a token. Return None if none
     can be read.
     """
-    snapshots = download_folder(model, environment).glob("snapshots/*")
-    checkpoints = filter(None, map(folder_checkpoint, (Path(model), *snapshots)))
+    folders = _model_folders(model, environment)
+    checkpoints = filter(None, map(folder_checkpoint, folders))
     return max(checkpoints, key=lambda checkpoint: checkpoint.reads, default=None)
 
 
@@ -251,15 +251,20 @@ def download_folder(model: str, environment: Values) -> Path:
     return Path(cache, "models--" + model.replace("/", "--"))
 
 
+def _model_folders(model: str, environment: Values) -> Iterator[Path]:
+    """Yield the folder that ``model`` names, and the snapshots of its downloads."""
+    yield Path(model)
+    yield from download_folder(model, environment).glob("snapshots/*")
+
+
 def weights_gib(model: str, environment: Values) -> float | None:
     """Return the GiB of weights in a model's folder or largest snapshot, None if there are none.
 
     Only files named ``*.safetensors`` count.
     """
-    snapshots = download_folder(model, environment).glob("snapshots/*")
     largest = 0
 
-    for folder in (Path(model), *snapshots):
+    for folder in _model_folders(model, environment):
         paths = folder.glob("*.safetensors")
         # Skip links to blobs that are not downloaded yet or cannot be read.
         files = [path for path in paths if os.access(path, os.R_OK)]
