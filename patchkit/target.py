@@ -248,20 +248,19 @@ def toolkits() -> tuple[Toolkit, ...]:
 
 @frozen
 class PtxasFigures:
-    """The limits and the time of one ptxas; ``recipes/toolchain.toml`` describes the fields."""
+    """The limits of one ptxas; ``recipes/toolchain.toml`` describes the fields."""
 
     memory: tuple[int, int]
     split_memory: tuple[int, int]
     processor: tuple[int, int]
     written: tuple[int, int]
-    seconds: float
     split_from: int
     split: int
 
 
 @cache
 def ptxas_figures() -> PtxasFigures:
-    """Return the limits and the time of a run of ptxas."""
+    """Return the limits of a run of ptxas."""
     return read_toml(PtxasFigures, RECIPES / "toolchain.toml", key="ptxas")
 
 

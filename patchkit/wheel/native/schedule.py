@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from patchkit.errors import BuildError, PatchkitError, SourceError
-from patchkit.target import ptxas_figures
 from patchkit.wheel.build.machine import available_memory
 from patchkit.wheel.native.assemble import Assembler, Job, Task
 
@@ -18,8 +16,6 @@ Results = dict[Job, Task | PatchkitError]
 
 _SHARE = 0.8  # of the memory that is available
 _COPIES = 2  # of a PTX text in memory: decompressed, without its end
-_BEAT = 1.0  # seconds from one report to the next
-_OVERDUE = 0.95  # the share that counts as done if a ptxas runs longer than estimated
 
 
 def assemble_all(
@@ -29,9 +25,9 @@ def assemble_all(
 ) -> Results:
     """Assemble jobs on all cores, the largest first; return job → its task, or its error.
 
-    Only as many jobs run at once as the memory allows. ``progress`` is called every second with the
-    bytes of PTX that are done (an estimate for running jobs) and all bytes. Errors of one job
-    (SourceError, BuildError) are in the result; any other error stops all jobs and is raised.
+    Only as many jobs run at once as the memory allows. ``progress`` is called after each job with
+    the bytes of PTX that are done and all bytes. Errors of one job (SourceError, BuildError) are in
+    the result; any other error stops all jobs and is raised.
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     memory = _Memory(int(available_memory() * _SHARE))
@@ -83,12 +79,9 @@ def _make_all(
     memory: _Memory,
     progress: Callable[[int, int], None],
 ) -> Results:
-    reckoning = _Reckoning()
-
     def make(task: Task) -> Task | PatchkitError:
-        job = task.job
         try:
-            with memory.held(job.resources.memory or 0), reckoning.running(job):
+            with memory.held(task.job.resources.memory or 0):
                 assembler.make(task)
         except (SourceError, BuildError) as error:
             return error
@@ -97,51 +90,16 @@ def _make_all(
     longest_first = sorted(tasks, key=lambda task: -task.job.size)
     work = {pool.submit(make, task): task.job for task in longest_first}
     total = sum(task.job.size for task in tasks)
+    done = 0
     results: Results = {}
 
-    progress(0, total)
-    pending: set[Future[Task | PatchkitError]] = set(work)
-    while pending:
-        finished, pending = wait(pending, _BEAT, FIRST_COMPLETED)
-        for future in finished:
-            results[work[future]] = future.result()
-
-        progress(reckoning.done, total)
+    progress(done, total)
+    for future in as_completed(work):
+        job = work[future]
+        results[job] = future.result()
+        done += job.size
+        progress(done, total)
     return results
-
-
-class _Reckoning:
-    """Estimate how many bytes of PTX are done: those of finished jobs, and a share of running ones.
-
-    The speed of a core comes from ``recipes/toolchain.toml``.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._begins: dict[Job, float] = {}
-        self._finished = 0
-
-    @contextlib.contextmanager
-    def running(self, job: Job) -> Iterator[None]:
-        with self._lock:
-            self._begins[job] = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._begins[job]
-                self._finished += job.size
-
-    @property
-    def done(self) -> int:
-        now = time.monotonic()
-        pace = ptxas_figures().seconds / 1e6
-        with self._lock:
-            shares = (
-                min((now - began) / pace, _OVERDUE * job.size)
-                for job, began in self._begins.items()
-            )
-            return self._finished + int(sum(shares))
 
 
 class _Memory:

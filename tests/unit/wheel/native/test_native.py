@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import platform
+import signal
 import subprocess
 import tempfile
 import threading
@@ -275,14 +276,13 @@ def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
 def test_an_interrupt_ends_a_ptxas_that_runs(assembler, tmp_path, monkeypatch):
     write_files(tmp_path, {"bin/ptxas": "#!/bin/sh\nexec sleep 60\n"}, mode=0o755)
     monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
-
-    def interrupt(done, _total):
-        if done:
-            raise KeyboardInterrupt
-
+    here = threading.get_ident()
+    threading.Timer(1, signal.pthread_kill, (here, signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        assemble_all(assembler, [job_for(tmp_path, "-O1", text=KERNEL)], interrupt)
+        assemble_all(
+            assembler, [job_for(tmp_path, "-O1", text=KERNEL)], lambda _d, _t: None
+        )
     assert time.monotonic() - began < 20
 
 
@@ -320,22 +320,13 @@ def test_what_is_large_is_split_the_same_everywhere(assembler, tmp_path):
     assert words == [("-arch=sm_121",), ("-arch=sm_121", "--split-compile=8")]
 
 
-def test_an_assembly_tells_how_far_it_is(assembler, tmp_path, monkeypatch):
-    """Also while one long ptxas is all that runs."""
-    tools = assembler._unpack("13.0", progress=None) / "bin"
-    script = f'#!/bin/sh\nsleep 3\nexec {tools}/ptxas "$@"\n'
-    write_files(tmp_path, {"bin/ptxas": script}, mode=0o755)
-    (tmp_path / "bin/fatbinary").symlink_to(tools / "fatbinary")
-    monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
+def test_an_assembly_tells_how_far_it_is(assembler, tmp_path):
     told = []
     text = KERNEL + b"//".ljust(1_000_000, b"y") + b"\n"
     assemble_all(
         assembler, [job_for(tmp_path, text=text)], lambda *now: told.append(now)
     )
-    (first, *between, last) = [done for done, _total in told]
-    assert (first, last) == (0, len(text))
-    assert len(between) >= 2
-    assert 0 < between[0] < between[1] < len(text)
+    assert told == [(0, len(text)), (len(text), len(text))]
 
 
 def test_options_reach_ptxas(assembler, tmp_path):
