@@ -21,12 +21,11 @@ _Parts = tuple[str, ...]  # the parts of a path
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
-def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
+def unpack(archive: Path, dest: Path) -> Path:
     """Unpack a .tar.gz, .tar.xz or .tar archive so that ``dest`` is the root of its tree.
 
     The archive's single top-level folder is stripped. ``dest`` must be absent or an empty folder;
-    missing parents are created. After a failure nothing is left. ``progress`` counts unpacked
-    bytes. Returns ``dest``.
+    missing parents are created. After a failure nothing is left. Returns ``dest``.
 
     Raises SourceError if the archive is missing, damaged or unsafe (naming the member), or if
     ``dest`` is taken; StorageError if the disk fails.
@@ -57,8 +56,7 @@ def unpack(archive: Path, dest: Path, progress: Progress | None = None) -> Path:
                 top = _check_members(archive, members)
                 # The filter "data" (PEP 706) also drops owners, set-uid bits and write permission
                 # for others.
-                reported = _report_members(members, progress)
-                tar.extractall(scratch, reported, filter="data")
+                tar.extractall(scratch, members, filter="data")
 
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -99,19 +97,6 @@ def _require_vacant(target: Path) -> None:
             why="an archive is never unpacked over other files",
             hint="choose a destination that does not exist yet, or empty this one",
         )
-
-
-def _report_members(
-    members: list[TarInfo], progress: Progress | None
-) -> Iterator[TarInfo]:
-    """Yield the members, and report each one to ``progress`` after it was unpacked."""
-    total = sum(member.size for member in members)
-    done = 0
-    for member in members:
-        yield member
-        done += member.size
-        if progress is not None:
-            progress(done, total)
 
 
 def _check_members(archive: Path, members: list[TarInfo]) -> str:

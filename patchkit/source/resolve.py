@@ -88,15 +88,14 @@ def resolved(
     if archive is None:
         yield Resolved(Path(source.spec))
     elif keep:
-        yield _unpack_to_keep(archive, source.project, report("Unpacking"))
+        yield _unpack_to_keep(archive, source.project)
     else:
         with ScratchFolder() as scratch:
-            place = Path(scratch) / "tree"
-            tree = unpack(archive.path, place, report("Unpacking"))
+            tree = unpack(archive.path, Path(scratch) / "tree")
             yield Resolved(tree, archive.locked)
 
 
-def _unpack_to_keep(archive: _Archive, project: str, progress: Progress) -> Resolved:
+def _unpack_to_keep(archive: _Archive, project: str) -> Resolved:
     """Unpack an archive into its folder below build/, unless an earlier run has done so.
 
     Raises SourceError if the folder holds another version.
@@ -107,7 +106,7 @@ def _unpack_to_keep(archive: _Archive, project: str, progress: Progress) -> Reso
         _check_version(folder, project, archive.version)
         return Resolved(folder)
 
-    root = unpack(archive.path, folder, progress)
+    root = unpack(archive.path, folder)
     # The folder stays from here on, so the message of an interrupt has to name it.
     committed(f"{folder} was unpacked")
     return Resolved(root, archive.locked)

@@ -53,9 +53,7 @@ UNPACKED = {"README": b"hello", "tools/run.sh": b"#!/bin/sh\n", "src/a.py": b"a 
 def test_tar_becomes_the_tree_without_its_top_folder(tmp_path, name):
     link = entry("demo-1/src/soft", tarfile.SYMTYPE, "../README")
     archive, dest = tar_of(tmp_path / name, *GOOD, link), tmp_path / "tree"
-    reports = []
-    assert unpack(archive, dest, lambda *counts: reports.append(counts)) == dest
-    assert reports[-1] == (21, 21)
+    assert unpack(archive, dest) == dest
     assert read_files(dest) == UNPACKED | {"src/soft": b"hello"}
     assert (dest / "src/soft").is_symlink()
     assert (dest / "tools/run.sh").stat().st_mode & stat.S_IXUSR
