@@ -30,9 +30,6 @@ from patchkit.source.tree import SourceTree
 # Decorators that change how a function is called; others (torch.compile …) are left off.
 _DECORATORS = {"classmethod", "staticmethod", "property", "abstractmethod", "dataclass"}
 
-# The fields of a statement that hold statements.
-_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
-
 _MISSING = object()
 _permitted = False
 
@@ -309,8 +306,9 @@ class _Source:
         return self._pieces[name]
 
     def _compile(self, node: Definition) -> _CompiledPiece:
-        for part in _decorated_parts([node]):
-            part.decorator_list = list(filter(_is_kept, part.decorator_list))
+        for part in ast.walk(node):
+            if isinstance(part, _Decorated):
+                part.decorator_list = list(filter(_is_kept, part.decorator_list))
 
         # Annotations name types of torch and others, which are not there.
         module = ast.parse("from __future__ import annotations")
@@ -333,15 +331,6 @@ def _imports_of(
             name = alias.asname or alias.name.split(".")[0]
             imports[name] = (alias.name, None)
     return imports
-
-
-def _decorated_parts(statements: Iterable[ast.AST]) -> Iterator[_Decorated]:
-    """Yield the functions and classes in statements, at any depth."""
-    for node in statements:
-        if isinstance(node, _Decorated):
-            yield node
-        for block in _BLOCKS:
-            yield from _decorated_parts(getattr(node, block, ()))
 
 
 def _is_kept(decorator: ast.expr) -> bool:
