@@ -1,7 +1,8 @@
 """Read YAML that others wrote, within limits of size and depth.
 
 The limits are checked before any object is built. As with PyYAML's SafeLoader, tags make no objects
-of Python classes, and no code of a file runs.
+of Python classes, and no code of a file runs. The parser is libyaml, since PyYAML's own takes
+minutes for hostile texts.
 """
 
 from __future__ import annotations
@@ -49,16 +50,7 @@ def read_nodes(text: str) -> list[yaml.Node | None]:
 
     _weigh(text)
     with _translate_errors(text):
-        return list(yaml.compose_all(text, Loader=_loader()))
-
-
-def _loader() -> type[yaml.CSafeLoader | yaml.SafeLoader]:
-    """Return libyaml's loader if PyYAML has it, since the other takes minutes for hostile texts."""
-    import yaml
-
-    loader: type[yaml.CSafeLoader | yaml.SafeLoader]
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return loader
+        return list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
 
 
 def _weigh(text: str) -> None:
@@ -69,7 +61,7 @@ def _weigh(text: str) -> None:
     opened = [root]
     anchored: dict[str | None, _Weight] = {}
     with _translate_errors(text):
-        for event in yaml.parse(text, Loader=_loader()):
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
             line = event.start_mark.line + 1
             node: _Weight | None = None
             match event:
@@ -109,10 +101,8 @@ def _translate_errors(text: str) -> Iterator[None]:
         last_line = text.count("\n")
         raise YamlError(min(line, last_line) + 1, error.problem or "odd") from None
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        if yaml.__with_libyaml__:  # then positions count bytes of UTF-8
-            before = text.encode()[: error.position].decode(errors="replace")
-        line = before.count("\n") + 1
+        # The position counts bytes of UTF-8.
+        line = text.encode().count(b"\n", 0, error.position) + 1
         raise YamlError(line, f"odd characters: {error.reason}") from None
     except (ValueError, yaml.YAMLError) as error:
         raise YamlError(1, str(error)) from None

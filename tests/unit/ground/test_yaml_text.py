@@ -1,7 +1,6 @@
 """Read YAML that others wrote: whatever is wrong with it is a YamlError, which names a line."""
 
 import pytest
-import yaml
 
 from patchkit.yaml_text import YamlError, read_nodes
 
@@ -12,13 +11,7 @@ def test_a_text_that_is_none_is_an_error_of_yaml(text):
         read_nodes(text)
 
 
-@pytest.mark.parametrize("with_libyaml", [False, True])
-def test_the_line_of_an_odd_character_is_told(monkeypatch, with_libyaml):
-    if not yaml.__with_libyaml__ and with_libyaml:
-        pytest.skip("PyYAML has no libyaml here")
-    if not with_libyaml:
-        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
-        monkeypatch.setattr(yaml, "__with_libyaml__", False)
+def test_the_line_of_an_odd_character_is_told():
     text = "a: ééééééé\n" * 3 + "b: \x01\n" + "c: 1\n" * 20
     with pytest.raises(YamlError, match="odd characters") as error:
         read_nodes(text)
