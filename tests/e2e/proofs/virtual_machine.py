@@ -51,7 +51,7 @@ ADDRESS = "10.0.2.15"  # the first that qemu's own network gives
 MEMORY, CORES, DISK = 2048, 2, "4G"
 # Ends with the process that started it, and leaves that the larger part of a core.
 UNDER = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "5")
-KVM_SECONDS = 5
+KVM, KVM_SECONDS = "kvm", 5
 BOOT_SECONDS = 240  # without KVM it is slow
 # Run in the new file system. Its disk is /dev/vda; the console gets what the kernel says.
 FURNISH = f"""\
@@ -167,11 +167,11 @@ def find_accelerator(base: Base) -> str:
 
     Within another virtual machine /dev/kvm may be there and run no kernel of a distribution.
     """
-    words = ("qemu-system-x86_64", "-machine", "q35", "-accel", "kvm", "-cpu", "max")
+    words = ("qemu-system-x86_64", "-machine", "q35", "-accel", KVM, "-cpu", "max")
     kernel = ("-kernel", str(base.folder / "vmlinuz"), "-append", "console=ttyS0")
     console = ("-display", "none", "-serial", "stdio", "-no-reboot", "-m", "512")
     done = attempt(*words, *kernel, *console, timeout=KVM_SECONDS)
-    return "kvm" if "Linux version" in done.output else "tcg,thread=multi"
+    return KVM if "Linux version" in done.output else "tcg,thread=multi"
 
 
 @dataclass(kw_only=True)
@@ -185,6 +185,10 @@ class Machine:
     memory: int = MEMORY  # MiB
     port: int = field(default_factory=_free_port)
     qemu: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.accelerator != KVM
 
     @property
     def disk(self) -> Path:
@@ -209,10 +213,25 @@ class Machine:
         self.ssh_program.mkdir(parents=True)
         backing = ("-F", "qcow2", "-b", str(self.base.disk.resolve()))
         run("qemu-img", "create", "-q", "-f", "qcow2", *backing, str(self.disk))
-        self._write_ssh()
+        self.write_ssh()
         self._power_on()
         ready = f"systemctl -q is-active ssh user@{UID}.service"
         self._wait_until(lambda: not self.root(*shlex.split(ready)).trouble)
+
+    def write_ssh(self) -> None:
+        """Write the configuration of ssh, and an `ssh` that reads it."""
+        self.ssh_config.write_text(
+            f"Host {self.name}\n  HostName 127.0.0.1\n  Port {self.port}\n  User {USER}\n"
+            f"  IdentityFile {self.base.key.resolve()}\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {self.folder}/known_hosts\n"
+            "  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n  BatchMode yes\n"
+            # Others take seconds where each instruction is emulated.
+            "  KexAlgorithms curve25519-sha256\n  Ciphers aes128-gcm@openssh.com\n"
+        )
+        program = self.ssh_program / "ssh"
+        config = shlex.quote(str(self.ssh_config))
+        program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+        program.chmod(0o755)
 
     def save(self, moment: str) -> None:
         """Keep memory and disk as they are now, under this name."""
@@ -296,26 +315,15 @@ class Machine:
                 raise NodeError(f"{self.name} does not come up; see {self.folder}")
             time.sleep(0.5)
 
-    def _write_ssh(self) -> None:
-        self.ssh_config.write_text(
-            f"Host {self.name}\n  HostName 127.0.0.1\n  Port {self.port}\n  User {USER}\n"
-            f"  IdentityFile {self.base.key.resolve()}\n  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {self.folder}/known_hosts\n"
-            "  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n  BatchMode yes\n"
-            # Others take seconds where each instruction is emulated.
-            "  KexAlgorithms curve25519-sha256\n  Ciphers aes128-gcm@openssh.com\n"
-        )
-        program = self.ssh_program / "ssh"
-        config = shlex.quote(str(self.ssh_config))
-        program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
-        program.chmod(0o755)
-
 
 @contextlib.contextmanager
 def running(
-    name: str, folder: Path, base: Base, *, memory: int = MEMORY
+    name: str, folder: Path, base: Base, *, memory: int = MEMORY, kept: bool = False
 ) -> Iterator[Machine]:
-    """Boot a machine; its power is cut at the end."""
+    """Boot a machine; its power is cut at the end.
+
+    One that was ``kept`` has its disk of a former run, and is off until it is put back.
+    """
     machine = Machine(
         name=name,
         folder=folder.resolve(),
@@ -324,7 +332,10 @@ def running(
         memory=memory,
     )
     try:
-        machine.start()
+        if kept:
+            machine.write_ssh()
+        else:
+            machine.start()
         yield machine
     finally:
         machine.stop()
