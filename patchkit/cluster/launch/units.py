@@ -30,6 +30,8 @@ from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES
+from patchkit.runtime.memory.given_flags import given_flags
+from patchkit.runtime.memory.plan import CACHE_BYTES, SHARE
 from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.rules.variable_rules import (
     CACHES,
@@ -61,9 +63,6 @@ _BEFORE_SECONDS = 900
 # For each GiB of weights on a node: mapped files on unified memory were reported to load at
 # 0.1 GiB/s and less; read ahead they load at 1 GiB/s and more.
 _SECONDS_PER_GIB = 12
-_CACHE_FLAG = re.compile(
-    r"(--kv-cache-memory-bytes|--gpu-memory-utilization)[ =]([\d.]+)(?= |$)"
-)
 _MOST_GIB = 120  # weights in a node's memory at most
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 _COMMENT = re.compile("^#.*\n", re.MULTILINE)  # of a template
@@ -206,11 +205,10 @@ class GroupUnits:
 
     def _cache_flag(self, rank: PlannedRank) -> tuple[str, float]:
         """Return the flag that sizes a rank's cache, and its value; "" on Ray's workers."""
-        words = " ".join(self.words(self.ranks.index(rank)))
-        # By name: the flag in bytes comes last, and counts.
-        flags = sorted(_CACHE_FLAG.findall(words), key=lambda pair: pair[0])
-        flag, value = flags[-1] if flags else ("", 0)
-        return flag, float(value)
+        flags = given_flags(self.words(self.ranks.index(rank)))
+        # vLLM goes by the share only if there is no size in bytes.
+        flag = CACHE_BYTES if CACHE_BYTES in flags else SHARE
+        return (flag, float(flags[flag])) if flag in flags else ("", 0.0)
 
     def memory_floor(self, rank: PlannedRank) -> float:
         """Return the GiB below which a rank is ended, 0 for never."""

@@ -13,7 +13,15 @@ from patchkit.records import read_json
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.memory.checkpoint import Checkpoint
 from patchkit.units import KIB_PER_GIB
-from support.clusters import MODEL, cluster, model, node_facts, state, unit
+from support.clusters import (
+    MODEL,
+    cluster,
+    model,
+    node_facts,
+    state,
+    unit,
+    units_of,
+)
 from unit.runtime.memory.test_plan import KINDS, checkpoint_of
 
 FOLDER = "/home/spark/models/m"
@@ -75,8 +83,11 @@ BYTES = "--kv-cache-memory-bytes"
 )
 def test_what_args_ask_for_is_planned(tmp_path, args, flags, cache):
     file = cluster("spark-1", args=tuple(args))
-    (rank,) = ranks_for(file, facts_with(tmp_path, 110, models=THERE), FOLDER)
+    units = units_of(file, [facts_with(tmp_path, 110, models=THERE)], FOLDER)
+    (rank,) = units.ranks
     assert rank.command.plan.cache_gib == pytest.approx(cache, abs=0.3)
+    flag, value = units._node_settings(rank, {})["cache"]
+    assert (flag, value / 2**30) == (BYTES, pytest.approx(cache, abs=0.3))
     words = dict(zip(rank.command.words, rank.command.words[1:], strict=False))
     for name, value in flags.items():
         if name == BYTES and value:
