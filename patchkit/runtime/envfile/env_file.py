@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
@@ -45,7 +44,6 @@ from patchkit.runtime.rules.variable_values import find_value_problems, is_place
 # Facts in the first line of each env file; files for several nodes also have `head`.
 _FACTS = ("role", "topology", "executor", "vllm", "nodes")
 _SETS = re.compile(r"(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)=")
-_MOST = 100  # refused variables that the error lists
 _SHOWN = 60  # characters of a name or a value
 _LOCK = "requirements.txt"
 # A line of a lock: nvidia-nccl-cu13==2.30.7+gb10.0a1b2c ; platform_machine == "aarch64" --hash=…
@@ -192,8 +190,6 @@ def check_transfer(
             lines.append(f"  {place}: {name[:_SHOWN]} {trouble}")
 
     if lines:
-        if len(lines) > _MOST:
-            lines[_MOST:] = [f"  and {len(lines) - _MOST} more"]
         raise refusal("not-taken-over", lines="\n".join(lines))
 
 
@@ -264,18 +260,10 @@ def render_env_file(
     """Return the text of an env file.
 
     ``header`` has the facts (``role=head …``) and then lines for comments. Raise UsageError if an
-    entry or a fact is invalid, or a variable is set twice.
+    entry or a fact is invalid.
     """
     first, *notes = header or [""]
-    counts = Counter(entry.name for entry in entries)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        raise UsageError(f"{', '.join(twice)}: set twice in one file")
-
-    facts = {**_read_facts(first), "format": str(kind)}
-    shown = " ".join(f"{name}={value}" for name, value in facts.items())
-
-    head = [f"# {MARK} {shown} digest={BLANK}"]
+    head = [f"# {MARK} {first} format={kind} digest={BLANK}"]
     for note in notes:
         head += render_comment(note)
 
@@ -285,25 +273,20 @@ def render_env_file(
         blocks.append([*render_comment(entry.comment), assignment])
 
     text = "\n\n".join("\n".join(block) for block in blocks)
+    if not head_facts(f"{text}\n"):
+        raise UsageError(f"{first!r} cannot stand in the first line of an env file")
+
     return with_digest(f"{text}\n")
-
-
-def _read_facts(line: str) -> dict[str, str]:
-    """Return name → value of ``role=head …``. Raise UsageError for a word that is no fact."""
-    for fact in line.split():
-        if not _FACT.fullmatch(fact):
-            raise UsageError(f"{fact!r} cannot stand in the first line of an env file")
-
-    return dict(fact.split("=", 1) for fact in line.split())
 
 
 def head_facts(text: str) -> dict[str, str]:
     """Return the facts of the first line, {} if the line is not one that patchkit writes."""
     match = _LINE.match(text)
-    try:
-        return _read_facts(match["facts"]) if match else {}
-    except UsageError:
+    facts = match["facts"].split() if match else []
+    if not all(map(_FACT.fullmatch, facts)):
         return {}  # patchkit does not write such a line: it is damaged or hostile
+
+    return dict(fact.split("=", 1) for fact in facts)
 
 
 def with_digest(text: str) -> str:

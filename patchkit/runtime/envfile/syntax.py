@@ -9,6 +9,7 @@ way than the others is an error.
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from enum import StrEnum
 
@@ -19,12 +20,9 @@ from patchkit.runtime.rules.secret_texts import is_secret
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
 _FORMS = read_env_data("formats")
-_LONGEST = 131_071  # bytes of NAME=value: MAX_ARG_STRLEN of Linux less its NUL
-# Bytes of a line: bufio.MaxScanTokenSize of Go less the newline.
-_DOCKER_LONGEST = 65_535
 _WIDTH = 100  # columns of a comment
 _SHOWN = 5  # characters in a message
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNFIT = re.compile("[\0\ud800-\udfff]")
 
 
 class Format(StrEnum):
@@ -40,7 +38,6 @@ _OF_SHELLS = (Format.ENV, Format.SH)
 
 # systemd ends a comment at a CR, and before 254 a backslash at its end swallows the next line.
 _SKIPPED = re.compile(r"[ \t]*(?:#[^\r\n]*(?<!\\))?(?:\n|\Z)")
-_PIECES = re.compile(r"'([^']*)'|\\(')")
 
 
 @positional
@@ -124,26 +121,13 @@ def render_comment(text: str) -> list[str]:
 
 def _format_trouble(kind: Format, name: str, value: str) -> str:
     """Return why the format cannot hold a value, "" if it can."""
-    # The limits are in bytes. Half a surrogate pair must not raise: it has a message below.
-    size = len(f"{name}={value}".encode(errors="surrogatepass"))
-
-    if "\0" in value:
-        return "the value holds a NUL, which no environment variable can"
-    if _SURROGATE.search(value):
-        return "the value holds half a surrogate pair, which is not UTF-8"
-    if size > _LONGEST:
-        return f"{size:,} bytes are more than Linux hands to a process in one variable"
-
+    if _UNFIT.search(value):
+        return "the value holds a NUL, or half a surrogate pair, which is not UTF-8"
     if kind in _OF_SHELLS and re.fullmatch(_FORMS["shell"]["owns"], name):
         return "a shell sets this variable itself"
-    if kind is Format.DOCKER and size > _DOCKER_LONGEST:
-        return f"{size:,} bytes are more than docker reads of a line"
 
     form = _FORMS[kind]
-    odd_signs = set()
-    if "odd" in form:
-        odd_signs.update(re.findall(form["odd"], value))
-    if odd_signs:
+    if odd_signs := set(re.findall(form["odd"], value)):
         shown = ", ".join(map(repr, sorted(odd_signs)[:_SHOWN]))
         return f"the value holds {shown}, {form['why']}"
 
@@ -169,14 +153,13 @@ def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
         position = match.end()
         parts = match.groupdict()
 
-        if parts.get("quoted") is not None:
-            pieces = _PIECES.findall(parts["quoted"])
-            value = "".join(inner or sign for inner, sign in pieces)
-
-            if kind is Format.SYSTEMD:
-                value = re.sub(r"\\(.)", r"\1", parts["quoted"])
+        value = parts.get("plain")
+        quoted = parts.get("quoted")
+        if quoted is not None and kind is Format.SYSTEMD:
+            value = re.sub(r"\\(.)", r"\1", quoted)
+        elif quoted is not None:
+            (value,) = shlex.split(quoted)
+        if value is not None:
             variables[parts["name"]] = value
-        elif parts.get("plain") is not None:
-            variables[parts["name"]] = parts["plain"]
 
     return variables

@@ -52,12 +52,6 @@ def test_what_no_file_can_hold():
             (Format.SH, [], [EnvEntry(name, "1")], "a shell sets this variable itself")
             for name in ("IFS", "PWD", "UID", "_", "BASH_ENV", "RANDOM")
         ),
-        (
-            Format.ENV,
-            [],
-            [EnvEntry("A", "1"), EnvEntry("A", "2")],
-            "A: set twice in one file",
-        ),
         *(
             (Format.ENV, [fact], [], "cannot stand in the first line")
             for fact in ("two words=1", 'a="x"', "nothing", "a=é")
