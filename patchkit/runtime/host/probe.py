@@ -56,12 +56,6 @@ def read_network_devices(
     """Return the interfaces and the RDMA devices, each with its cage and the name of its twin."""
     links = _read_addresses(reader)
     names = reader.folders(_NET, needed=True)
-    if names and links and (strange := sorted(links.keys() ^ set(names))):
-        # sysfs shows the namespace in which it was mounted, `ip` that of this process.
-        reader.notes.append(
-            f"/{_NET} is of another network namespace: only one has {', '.join(strange)}"
-        )
-
     netdevs = [
         _read_netdev(reader, name, links.get(name, _KernelLink())) for name in names
     ]
@@ -308,7 +302,7 @@ def _read_cores(reader: Reader) -> list[str]:
 
 
 def read_memory(reader: Reader) -> Memory | None:
-    """Return the sizes of /proc/meminfo, None and a note if it has no MemTotal.
+    """Return the sizes of /proc/meminfo, None if it has no MemTotal.
 
     Where CPU and GPU share memory, no other source is right.
     """
@@ -319,14 +313,11 @@ def read_memory(reader: Reader) -> Memory | None:
         if size is not None:
             sizes[key] = size
     if "MemTotal" not in sizes:
-        if pairs:
-            reader.notes.append("/proc/meminfo: does not tell MemTotal")
         return None
 
     return Memory(
         total=sizes["MemTotal"],
-        # Before Linux 3.14, and in some containers, there is no MemAvailable.
-        available=sizes.get("MemAvailable", sizes.get("MemFree", 0)),
+        available=sizes.get("MemAvailable", 0),
         swap_total=sizes.get("SwapTotal", 0),
         cma_total=sizes.get("CmaTotal"),
         cma_free=sizes.get("CmaFree"),

@@ -131,8 +131,7 @@ class Process:
         """
         place = os.path.abspath(path)  # noqa: PTH100  (LD_LIBRARY_PATH may name the current folder)
         library = read_library(place)
-        program = read_library(self.facts.executable)
-        if library is None or (program and library.machine != program.machine):
+        if library is None:
             return None
 
         for mapped in self.mapped:
@@ -219,19 +218,11 @@ def start_process(facts: InterpreterFacts, environment: Values) -> Process:
     preloaded_names = {Path(entry).name for entry in entries}
 
     for path in facts.mapped:
-        if _brings_nccl(Path(path)):
+        if Path(path).name.startswith(STEM):
             is_preloaded = Path(path).name in preloaded_names
             started.map_file(path, _PRELOADED if is_preloaded else _STARTUP)
 
     return started
-
-
-def _brings_nccl(path: Path) -> bool:
-    if path.name.startswith(STEM):
-        return True
-
-    library = read_library(str(path))
-    return library is not None and library.soname.startswith(STEM)
 
 
 def choose_for_torch(started: Process) -> Choice:
