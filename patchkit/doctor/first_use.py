@@ -19,7 +19,7 @@ from patchkit.doctor.peers.node_report import (
     check,
     require,
 )
-from patchkit.errors import PatchkitError, reason
+from patchkit.errors import PatchkitError
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
@@ -66,16 +66,13 @@ def add_first_use(examination: Examination) -> Examination:
             cache = variables["CUDA_CACHE_PATH"]
 
         processes = report.processes or ()
-        try:
-            return Remote(report.node).call(
-                DeviceCodeFound,
-                look_at_device_code,
-                home=software.vllm_home,
-                process=processes[0].pid if processes else 0,
-                cache=cache,
-            )
-        except OSError as error:
-            raise NotCheckedError(reason(error)) from None
+        return Remote(report.node).call(
+            DeviceCodeFound,
+            look_at_device_code,
+            home=software.vllm_home,
+            process=processes[0].pid if processes else 0,
+            cache=cache,
+        )
 
     findings = list(examination.findings)
 
@@ -88,23 +85,31 @@ def add_first_use(examination: Examination) -> Examination:
     return replace(examination, findings=tuple(findings))
 
 
-def count_loads(
+def count_compiled(
     codes: Mapping[str, Mapping[str, int]],
     capability: str,
-) -> dict[str, Counter[Load]]:
-    """Return library → the number of fat binaries for each way in which a device loads them.
+) -> dict[str, tuple[int, int]]:
+    """Return library → the number of fat binaries that a device compiles, and that it loads.
 
-    ``codes`` is as in ``DeviceCodeFound``; ``capability`` is the device's, such as ``12.1``.
+    Libraries of which it compiles nothing are left out. ``codes`` is as in ``DeviceCodeFound``;
+    ``capability`` is the device's, such as ``12.1``. For any other text nothing is compiled.
     """
-    major, minor = map(int, capability.split("."))
-    loads = {}
+    numbers = re.fullmatch(r"(\d{1,2})\.(\d)", capability)
+    if not numbers:
+        return {}
+
+    device = int(numbers[1]), int(numbers[2])
+    compiled = {}
     for library, binaries in codes.items():
-        loads[library] = Counter[Load]()
+        loads = Counter[Load]()
         for names, count in binaries.items():
             archs = list_archs(_ARCH_NAMES.findall(names))
-            loads[library][best_load(archs, (major, minor))] += count
+            loads[best_load(archs, device)] += count
 
-    return loads
+        if loads[Load.JIT]:
+            compiled[library] = loads[Load.JIT], loads.total() - loads[Load.NONE]
+
+    return compiled
 
 
 @check("first-use")
@@ -118,20 +123,16 @@ def check_first_use(
     gpus = node.host.gpus
     capability = gpus[0].capability if gpus else ""
 
-    if not re.fullmatch(r"\d{1,2}\.\d", capability):
+    if not capability:
         raise NotCheckedError("no GPU says its compute capability")
 
     if answer.forced:
         return node.find("ptx-forced", name=answer.forced)
 
     software = require(node.host.software, _UNNAMED)
-    compiled = Counter[str]()
-    loads_by_library = count_loads(answer.codes, capability)
-    for library, loads in loads_by_library.items():
-        compiled[library] = loads[Load.JIT]
-
-    libraries = (+compiled).most_common()
-    shown = ", ".join(f"{name} ({count})" for name, count in libraries)
+    compiled = count_compiled(answer.codes, capability)
+    most_first = sorted(compiled, key=lambda name: compiled[name], reverse=True)
+    shown = ", ".join(f"{name} ({compiled[name][0]})" for name in most_first)
     if not shown:
         return {"what": "vLLM's libraries hold machine code for this GPU"}
 

@@ -18,7 +18,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -97,30 +97,13 @@ def main() -> None:
     os._exit(0)  # the clean-up of a library may hang, and is not part of the step
 
 
-def _import_torch() -> Any:
+def _require_device() -> Any:
+    """Return the module torch. Raise NotRunError if it cannot be imported or sees no GPU."""
     try:
-        return import_module("torch")
+        torch = import_module("torch")
     except ImportError as error:
         raise NotRunError(f"torch cannot be imported: {error}") from None
 
-
-def _require_gpu() -> Any:
-    """Return the module torch. Raise NotRunError without a GPU or enough free memory on it."""
-    torch = _import_torch()
-    if not torch.cuda.is_available():
-        raise NotRunError(_NOT_THERE)
-
-    free, _memory = torch.cuda.mem_get_info()
-    if free < _LEAST_FREE:
-        gib = f"{free / _BYTES_PER_GIB:.1f} GiB"
-        raise NotRunError(f"only {gib} of the GPU's memory are free")
-
-    return torch
-
-
-def try_device(_: Answer) -> Answer:
-    """Return the device's name, capability and memory, after it has computed a sum."""
-    torch = _import_torch()
     if not torch.version.cuda:
         raise NotRunError(f"torch {torch.__version__} is built without CUDA")
 
@@ -132,6 +115,23 @@ def try_device(_: Answer) -> Answer:
             raise NotRunError(f"{_NOT_THERE}: {error}".splitlines()[0]) from None
         raise NotRunError(_NOT_THERE)
 
+    return torch
+
+
+def _require_gpu() -> Any:
+    """Return the module torch. Raise NotRunError without a GPU or enough free memory on it."""
+    torch = _require_device()
+    free, _memory = torch.cuda.mem_get_info()
+    if free < _LEAST_FREE:
+        gib = f"{free / _BYTES_PER_GIB:.1f} GiB"
+        raise NotRunError(f"only {gib} of the GPU's memory are free")
+
+    return torch
+
+
+def try_device(_: Answer) -> Answer:
+    """Return the device's name, capability and memory, after it has computed a sum."""
+    torch = _require_device()
     ones = torch.ones(
         1000,
         device="cuda",
@@ -233,13 +233,19 @@ def try_fp8(settings: Answer) -> Answer:
     exact = weight.double() * scales.double()
 
     with _vllm_groups(torch):
+        fp8 = import_module("vllm.model_executor.layers.quantization.fp8")
+        shape = [block, block] if block else None
+        config = fp8.Fp8Config(True, "dynamic", weight_block_size=shape)
+
         layer = torch.nn.Module()
-        sizes = (_DEEP, [_WIDE], _DEEP, _WIDE)
         with torch.device("cuda"):
-            method = _fp8_method(block)
+            method = fp8.Fp8LinearMethod(config)
             method.create_weights(
                 layer,
-                *sizes,
+                _DEEP,
+                [_WIDE],
+                _DEEP,
+                _WIDE,
                 torch.bfloat16,
                 weight_loader=lambda *_: None,
             )
@@ -257,18 +263,6 @@ def try_fp8(settings: Answer) -> Answer:
             (method.apply(layer, x.bfloat16()), x.double() @ exact.t()) for x in inputs
         ]
         return _judge_products(name, products)
-
-
-def _fp8_method(block: int) -> Any:
-    """Return vLLM's FP8 method for linear layers.
-
-    The weights have a scale for each square of ``block`` rows; if ``block`` is 0, one scale.
-    """
-    fp8 = import_module("vllm.model_executor.layers.quantization.fp8")
-    shape = [block, block] if block else None
-
-    config = fp8.Fp8Config(True, "dynamic", weight_block_size=shape)
-    return fp8.Fp8LinearMethod(config)
 
 
 def try_nvfp4(_: Answer) -> Answer:
@@ -349,11 +343,11 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
     torch.set_default_dtype(torch.bfloat16)
     # A group of one rank needs no network.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with ExitStack() as stack:
-        settings = config.VllmConfig()
-        stack.enter_context(config.set_current_vllm_config(settings))
-        place = stack.enter_context(tempfile.TemporaryDirectory())
-
+    settings = config.VllmConfig()
+    with (
+        config.set_current_vllm_config(settings),
+        tempfile.TemporaryDirectory() as place,
+    ):
         state.init_distributed_environment(
             1,
             0,

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from patchkit.doctor.archive import FieldMap, pack_archive, take_out_names
-from patchkit.doctor.first_use import count_loads
+from patchkit.doctor.first_use import count_compiled
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.private_names import PrivateNames
 from patchkit.frozen import Values, frozen
 from patchkit.quoting import visible
 from patchkit.records import record
-from patchkit.target import Load
 
 SCHEMA: Literal[1] = 1
 _LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
@@ -102,7 +101,7 @@ def _head_lines(proof: Proof) -> Iterator[str]:
     yield f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}"
 
     yield f"parts: {', '.join(states)}; {proof.seconds:.0f} s"
-    if proof.code and proof.capability[:1].isdigit():
+    if proof.code and proof.capability:
         yield f"compiled at first use: {first_use(proof) or 'nothing'}"
 
 
@@ -148,17 +147,12 @@ def first_use(proof: Proof) -> str:
 
     Return "" if nothing is compiled, or if the capability is not known.
     """
-    if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
-        return ""
-
     shown = []
-    loads_by_library = count_loads(proof.code, proof.capability)
-    for name, loads in loads_by_library.items():
-        if loads[Load.JIT]:
-            stem = name.partition(".")[0]
-            short = stem.removesuffix("_stable_libtorch").strip("_")
-            used = loads.total() - loads[Load.NONE]
-            shown.append(f"{short} {loads[Load.JIT]} of {used}")
+    libraries = count_compiled(proof.code, proof.capability)
+    for name, (compiled, loaded) in libraries.items():
+        stem = name.partition(".")[0]
+        short = stem.removesuffix("_stable_libtorch").strip("_")
+        shown.append(f"{short} {compiled} of {loaded}")
 
     return ", ".join(shown)
 
