@@ -10,7 +10,7 @@ from collections.abc import (
 )
 from dataclasses import replace
 
-from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
@@ -48,7 +48,7 @@ def run_steps(
     node: GpuNode,
     steps: Sequence[Fields],
 ) -> list[GpuStep]:
-    """Run steps on a node and return their results. Raise HostError if it does not answer."""
+    """Run steps on a node; return their results, "not-run" for all if it does not answer."""
     results = Remote(node.node).stream(
         GpuStep,
         gpu_steps,
@@ -56,8 +56,17 @@ def run_steps(
         steps=steps,
         variables=node.variables,
     )
-
-    return list(results)
+    try:
+        return list(results)
+    except PatchkitError as error:
+        return [
+            GpuStep(
+                step=step["step"],
+                state="not-run",
+                reason=error.what,
+            )
+            for step in steps
+        ]
 
 
 def run_all_reduce(
@@ -66,9 +75,8 @@ def run_all_reduce(
 ) -> list[GpuStep]:
     """Run an all-reduce over all nodes, and return the result of each rank in their order.
 
-    ``step`` are its settings. The first node is the head: all ranks meet at its address.
-    The rank of a node that does not answer is "not-run". Raise HostError if the head does not
-    answer when it is asked for a port.
+    ``step`` are its settings. The first node is the head: all ranks meet at its address. Raise
+    HostError if the head does not answer when it is asked for a port.
     """
     head = nodes[0]
 
@@ -83,13 +91,7 @@ def run_all_reduce(
         }
         return run_steps(nodes[rank], [settings])[0]
 
-    results = []
-    for answer in run_on_all(range(len(nodes)), run_rank):
-        if isinstance(answer, PatchkitError):
-            answer = GpuStep(step=step["step"], state="not-run", reason=answer.what)
-        results.append(answer)
-
-    return results
+    return require_all(run_on_all(range(len(nodes)), run_rank))
 
 
 def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Findings:
@@ -240,16 +242,11 @@ def try_gpus(reports: Reports) -> Findings:
     unreached = ""
     steps = SMOKE_TEST["step"]
     answers = run_on_all(nodes, lambda node: run_steps(node, steps))
-    for node, answer in zip(nodes, answers, strict=True):
-        is_silent = isinstance(answer, PatchkitError)
-        if isinstance(answer, PatchkitError):
-            yield unchecked("gpu-smoke", node.node, answer.what)
-        else:
-            yield from gpu_findings(node.node, answer)
-            is_silent = answer[0].state != "ok"
+    for node, results in zip(nodes, require_all(answers), strict=True):
+        yield from gpu_findings(node.node, results)
 
         # The other ranks would wait for this node's rank until their time-out.
-        if is_silent and not unreached:
+        if results[0].state != "ok" and not unreached:
             unreached = f"the GPU of {node.node} was not reached"
 
     if len(reports) > 1:

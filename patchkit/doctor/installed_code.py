@@ -29,36 +29,25 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
     codes = {}
     for path in sorted(Path(home).rglob("*.so")):
         # Upstream's originals of replaced files lie in .patchkit; nothing loads them.
-        if ".patchkit" not in path.parts:
-            codes[path.name] = dict(Counter(_read_containers(path)))
+        if ".patchkit" in path.parts:
+            continue
+        if counts := dict(Counter(_read_containers(path))):
+            codes[path.name] = counts
 
     environment: Values = os.environ
     if process:
-        environment = _environment_of(process)
+        text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
+        environment = dict(pair.partition("=")[::2] for pair in text.split("\0"))
+
     folder = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
     return {
-        "codes": {name: counts for name, counts in codes.items() if counts},
+        "codes": codes,
         "cache": str(folder),
-        "kept": _folder_size(folder),
+        "kept": sum(
+            file.stat().st_size for file in folder.rglob("*") if file.is_file()
+        ),
         "forced": _forcing_variable(environment),
     }
-
-
-def _environment_of(process: int) -> Values:
-    text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
-    environment = {}
-    for entry in text.split("\0"):
-        name, sign, value = entry.partition("=")
-        if sign:
-            environment[name] = value
-
-    return environment
-
-
-def _folder_size(folder: Path) -> int:
-    """Return the sum of the sizes of all files below a folder, in bytes."""
-    files = filter(Path.is_file, folder.rglob("*"))
-    return sum(file.stat().st_size for file in files)
 
 
 def _forcing_variable(environment: Values) -> str:

@@ -12,6 +12,7 @@ from patchkit.doctor.gpu import (
     all_reduce_findings,
     find_gpu_nodes,
     gpu_findings,
+    run_steps,
     try_gpus,
 )
 from patchkit.doctor.gpu_steps import GpuStep, run_step
@@ -128,6 +129,14 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
         "not checked: torch cannot be imported: no torch"
     }
     assert found[-1].what == "not checked: the GPU of localhost was not reached"
+
+
+def test_of_a_node_that_does_not_answer_each_step_says_so() -> None:
+    node = GpuNode(node="nobody.invalid", python="", address="", variables={})
+    steps = run_steps(node, SMOKE_TEST["step"])
+    assert [step.step for step in steps] == [row["step"] for row in SMOKE_TEST["step"]]
+    assert {step.state for step in steps} == {"not-run"}
+    assert "nobody.invalid" in steps[0].reason
 
 
 def test_without_env_files_nccl_is_told_the_interface_of_the_address(
