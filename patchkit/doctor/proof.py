@@ -227,7 +227,7 @@ def run_parts(
         reason = obstacle
         try:
             if not obstacle:
-                tell(f"next: {', '.join(names)}")
+                tell(f"next: {names[0]} to {names[-1]}")
                 for part in run(request):
                     parts.append(part)
                     tell(f"{part.step}: {part.state}, {part.seconds:.0f} s")
