@@ -101,6 +101,8 @@ def test_a_pod_has_the_command_and_the_variables_of_its_unit(
         where = {"address": address, "leader": addresses[0]}
 
         (line,) = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
+        # Only a unit has a guard, which may take a smaller cache for the next start.
+        line = line.removesuffix(" $PATCHKIT_SMALLER")
         program, *words = line.replace("%%", "%").split()
         command = pods.command(rank, **where)
         if rank == 0:
