@@ -117,9 +117,8 @@ def _package_version(package: str, origin: str | None, path: Sequence[str]) -> s
 
     home = Path(origin).parent
     version = find_version([str(home.parent)], package)
-    file = home / _VERSIONS[package]
-    if not version and file.is_file():
-        text = file.read_text(encoding="utf-8", errors="replace")
+    if not version:
+        text = "\n".join(read_lines(home / _VERSIONS[package]))
         version = "".join(_VERSION.findall(text)[:1])
     return version or find_version(path, package)
 

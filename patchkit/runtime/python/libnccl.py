@@ -29,8 +29,6 @@ from patchkit.runtime.python.distributions import (
 from patchkit.runtime.rules.releases import release
 
 _PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
-# Search for a literal first: a pattern over 300 MB of device code takes far longer.
-_WORDS = b"NCCL version "
 _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
@@ -126,11 +124,8 @@ def nccl_version(place: Path) -> str:
         place.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        start = data.find(_WORDS)
-        while start >= 0:
-            if match := _VERSION.match(data, start):
-                return match[1].decode()
-            start = data.find(_WORDS, start + 1)
+        if match := _VERSION.search(data):
+            return match[1].decode()
 
     return ""
 

@@ -17,6 +17,7 @@ from patchkit import elf, process
 from patchkit.errors import HostError, SourceError
 from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.records import RecordError, record
+from patchkit.runtime.python.distributions import read_lines
 
 STEM = "libnccl.so"
 SONAME = "libnccl.so.2"
@@ -70,11 +71,8 @@ class InterpreterFacts:
     @property
     def cuda(self) -> str:
         """Return the CUDA version that torch is built for, ``13.0``; "" if for none."""
-        place = self.torch_home / "version.py"
-        if not place.is_file():
-            return ""
-
-        match = _CUDA.search(place.read_text(encoding="utf-8", errors="replace"))
+        lines = read_lines(self.torch_home / "version.py")
+        match = _CUDA.search("\n".join(lines))
         return match["version"] if match else ""
 
 
@@ -281,8 +279,7 @@ def _load_global_deps(started: Process, place: Path) -> None:
         return
 
     facts = started.facts
-    init = facts.torch_home / "__init__.py"
-    text = init.read_text(encoding="utf-8", errors="replace")
+    text = "\n".join(read_lines(facts.torch_home / "__init__.py"))
     if preloaded := find_preloaded(text, facts.cuda, facts.path):
         started.map_file(preloaded, _OF_TORCH)
 
