@@ -43,7 +43,6 @@ from patchkit.runtime.rules.variable_values import find_value_problems, is_place
 
 # Facts in the first line of each env file; files for several nodes also have `head`.
 _FACTS = ("role", "topology", "executor", "vllm", "nodes")
-_SETS = re.compile(r"(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)=")
 _SHOWN = 60  # characters of a name or a value
 _LOCK = "requirements.txt"
 # A line of a lock: nvidia-nccl-cu13==2.30.7+gb10.0a1b2c ; platform_machine == "aarch64" --hash=…
@@ -79,7 +78,7 @@ _PRIVATE = 0o600
 
 @frozen
 class EnvFile:
-    """An env file: the facts of its first line, its variables, and the number of each one's line.
+    """An env file: the facts of its first line, and its variables.
 
     ``edited`` says that the text does not match its digest.
     ``extra`` are the variables that a user added with --set.
@@ -89,7 +88,6 @@ class EnvFile:
     role: str
     facts: Values
     variables: Values
-    lines: Mapping[str, int]
     edited: bool
     extra: Values
 
@@ -130,17 +128,11 @@ def parse_env_file(text: str, where: str, *, accept_edited: bool = False) -> Env
     kind = Format(facts.get("format", Format.ENV))
     variables = parse_assignments(kind, text, where)
     user_names = facts.get("set", "").split(",")
-    lines = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if match := _SETS.match(line):
-            lines[match["name"]] = number
-
     return EnvFile(
         where=where,
         role=facts["role"],
         facts=facts,
         variables=variables,
-        lines=lines,
         edited=is_edited,
         extra={name: variables[name] for name in variables if name in user_names},
     )
@@ -186,8 +178,7 @@ def check_transfer(
             continue
 
         if trouble := _transfer_trouble(head, known_names, name, value):
-            place = f"{head.where}:{head.lines.get(name, 1)}"
-            lines.append(f"  {place}: {name[:_SHOWN]} {trouble}")
+            lines.append(f"  {head.where}: {name[:_SHOWN]} {trouble}")
 
     if lines:
         raise refusal("not-taken-over", lines="\n".join(lines))

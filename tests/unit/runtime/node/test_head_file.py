@@ -92,10 +92,9 @@ def test_what_runs_code_never_crosses_machines(worker):
     forged = resealed(with_set(HEAD, CODE) + lines)
     with pytest.raises(SourceError) as caught:
         worker(forged)
-    for number, name in enumerate(CODE, forged.count("\n") - len(CODE) + 1):
+    for name in CODE:
         assert (
-            f"head.env:{number}: {name} runs code: {find_code_risk(name)}"
-            in caught.value.what
+            f"head.env: {name} runs code: {find_code_risk(name)}" in caught.value.what
         )
     with pytest.raises(HashMismatchError):
         worker(HEAD + lines)
