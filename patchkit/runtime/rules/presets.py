@@ -159,18 +159,8 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
 
 
 def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
-    """Return upstream's recipe for OWNER/NAME, None if there is none.
-
-    For NAME alone, return the first recipe for a checkpoint of that name, of any owner.
-    """
-    lower_name = model.lower()
-    recipes = model_recipes(release)
-
-    if "/" in lower_name:
-        return recipes.get(lower_name)
-
-    ids = (row for row in recipes if row.endswith(f"/{lower_name}"))
-    return recipes.get(next(ids, ""))
+    """Return upstream's recipe for OWNER/NAME, None if there is none."""
+    return model_recipes(release).get(model.lower())
 
 
 def read_presets() -> tuple[Preset, ...]:

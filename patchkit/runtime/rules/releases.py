@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import errors
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import UsageError
 from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.vllm_names import variable_readers
@@ -165,24 +165,14 @@ def read_env_data(name: str) -> Mapping[str, Any]:
 
 @cache
 def read_table(*places: Path) -> Table:
-    """Return the table of several files together.
-
-    Raises SourceError if a file cannot be read or is malformed.
-    """
+    """Return the table of several files together."""
     rows: list[Lifetime] = []
     for place in places:
-        try:
-            for line in place.read_text(encoding="utf-8").splitlines():
-                if line and not line.startswith("#"):
-                    name, first, last, default = line.split("\t")
-                    row = Lifetime(name=name, first=first, last=last, default=default)
-                    rows.append(row)
-        except (OSError, ValueError) as error:
-            raise SourceError(
-                f"{place}: {getattr(error, 'strerror', None) or error}",
-                why="this installation of patchkit is incomplete or was edited",
-                hint="install patchkit again",
-            ) from None
+        for line in place.read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                name, first, last, default = line.split("\t")
+                row = Lifetime(name=name, first=first, last=last, default=default)
+                rows.append(row)
 
     return Table(rows)
 

@@ -8,7 +8,6 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.rules.releases import (
     nccl_variables,
     other_variables,
-    read_table,
     variable_table,
     vllm_variables,
     within,
@@ -137,13 +136,6 @@ def test_the_nearest_right_name():
         ("PATH", ""),
     ):
         assert nearest_hint(wrong, names, "") == (right and f"did you mean {right}?")
-
-
-def test_a_damaged_table_is_named(tmp_path):
-    (tmp_path / "table.tsv").write_text("A\t0.9.0\n")
-    for name in ("table.tsv", "missing.tsv"):
-        with pytest.raises(SourceError, match=name):
-            read_table(tmp_path / name)
 
 
 @pytest.mark.parametrize(
