@@ -350,25 +350,27 @@ def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, st
     return netdev, str(interface.ip)
 
 
-def _find_addressed(host: Host, *kinds: str) -> list[Netdev]:
-    """Return the interfaces of each kind that are up and have an IPv4 address."""
-    netdevs = [
-        netdev for kind in kinds for netdev in host.netdevs if netdev.kind == kind
+def _find_addressed(host: Host) -> list[Netdev]:
+    """Return the interfaces that are up and have an IPv4 address, wired ones first."""
+    return [
+        netdev
+        for kind in ("ethernet", "wifi")
+        for netdev in host.netdevs
+        if netdev.kind == kind and netdev.up and netdev.ipv4
     ]
-    return [netdev for netdev in netdevs if netdev.up and netdev.ipv4]
 
 
 def find_lan(host: Host) -> list[Netdev]:
     """Return the interfaces without RDMA, wired ones first."""
     rdma_names = {rdma.netdev for rdma in host.rdma}
-    netdevs = _find_addressed(host, "ethernet", "wifi")
+    netdevs = _find_addressed(host)
     return [netdev for netdev in netdevs if netdev.name not in rdma_names]
 
 
 def _find_cabled(host: Host) -> list[Netdev]:
     """Return the interfaces with RDMA or with a named port, those with a lasting address first."""
     rdma_names = {rdma.netdev for rdma in host.rdma}
-    netdevs = _find_addressed(host, "ethernet")
+    netdevs = _find_addressed(host)
     cabled = [netdev for netdev in netdevs if netdev.port or netdev.name in rdma_names]
 
     def rank(netdev: Netdev) -> tuple[bool, str, str]:
