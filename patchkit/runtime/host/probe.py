@@ -38,7 +38,6 @@ from patchkit.runtime.rules.releases import read_env_data
 
 _DMI = "sys/class/dmi/id"
 _KERNEL = "proc/sys/kernel"
-_ARM = "0x41"  # the implementer Arm, whose part numbers hardware.toml has
 
 
 Device = TypeVar("Device", Netdev, Rdma)
@@ -247,7 +246,7 @@ def probe(
 def read_system(reader: Reader) -> System:
     """Return the facts of DMI, the device tree and the kernel."""
     cores = _read_cores(reader)
-    ranked = sorted(Counter(cores).items(), key=lambda item: (-item[1], item[0]))
+    ranked = Counter(sorted(cores)).most_common()
 
     dmi_product = reader.line(f"{_DMI}/product_name")
     product = dmi_product or reader.line("proc/device-tree/model")
@@ -284,7 +283,7 @@ def read_system(reader: Reader) -> System:
 
 
 def _read_cores(reader: Reader) -> list[str]:
-    """Return the model of each core: x86 names it, arm64 has an implementer and a part number."""
+    """Return the model of each core: x86 names it, arm64 has the number of a part."""
     parts = read_env_data("hardware")["cpu_parts"]
     cores = []
     text = reader.text("proc/cpuinfo", needed=True)
@@ -294,10 +293,7 @@ def _read_cores(reader: Reader) -> list[str]:
             continue
 
         part = core.get("CPU part", "")
-        model = f"CPU part {part}" if part else ""
-        if core.get("CPU implementer") == _ARM:
-            model = parts.get(part, model)
-        cores.append(core.get("model name") or model)
+        cores.append(core.get("model name") or parts.get(part, part))
     return cores
 
 
