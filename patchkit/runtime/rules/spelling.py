@@ -9,7 +9,7 @@ different letter in an abbreviation (TP, DP), or a further word (VLLM_HOST, VLLM
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os.path import commonprefix
 
 _WORD = 4  # letters; a shorter word is an abbreviation
@@ -71,15 +71,13 @@ class Slips:
     """
 
     names: Collection[str]
-    meant_by_name: dict[str, str] = field(default_factory=dict)
+    looked_up: int = 0
 
     def find_meant(self, name: str) -> str:
         """Return the known name that is one slip away, "" if there are none or several."""
-        if name not in self.meant_by_name:
-            if len(self.meant_by_name) == _MOST or len(name) > _LONGEST:
-                return ""
-            candidates = [known for known in self.names if is_slip(name, known)]
-            is_certain = len(candidates) == 1
-            self.meant_by_name[name] = candidates[0] if is_certain else ""
+        self.looked_up += 1
+        if self.looked_up > _MOST or len(name) > _LONGEST:
+            return ""
 
-        return self.meant_by_name[name]
+        candidates = [known for known in self.names if is_slip(name, known)]
+        return candidates[0] if len(candidates) == 1 else ""
