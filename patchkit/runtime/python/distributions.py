@@ -79,7 +79,6 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
 
     for home in sorted(chain.from_iterable(find_distributions(path).values())):
         # torch's RECORD has thousands of lines, so select the lines before parsing them as CSV.
-        project, _dash, version = home.name.removesuffix(_SUFFIX).rpartition("-")
         lines = [line for line in read_lines(home / "RECORD") if f"/{stem}" in line]
 
         for row in csv.reader(lines):
@@ -87,8 +86,7 @@ def find_owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
                 continue
 
             file = os.path.realpath(home.parent / row[0])
-            name = read_header(home, "Name") or project
-            owner = Owner(name, read_header(home, "Version") or version, file)
+            owner = Owner(read_header(home, "Name"), read_header(home, "Version"), file)
             owners = owners_by_file.get(file, ())
             if owner not in owners:
                 owners_by_file[file] = (*owners, owner)
