@@ -236,10 +236,6 @@ def _is_from_head(options: NodeOptions, file: EnvFile) -> bool:
     return file.role == "head" and options.role == "worker"
 
 
-def _without_auto(option: str) -> str:
-    return "" if option == "auto" else option
-
-
 def _fill_in(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptions:
     """Return the options; those that are not given come from the facts of the file.
 
@@ -249,7 +245,7 @@ def _fill_in(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptions
     facts = file.facts
     filled: Fields = {}
     for name, option in _OPTIONS.items():
-        value = _without_auto(getattr(options, name))
+        value = getattr(options, name).removeprefix("auto")
         stated = facts.get(name, "")
         if _is_from_head(options, file) and name in _OF_NODE:
             stated = ""
