@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -12,8 +13,6 @@ from patchkit.cli.render import (
     Blocks,
     Data,
     VerbGroup,
-    flag,
-    house_option,
     note,
     option,
     rendered,
@@ -22,18 +21,14 @@ from patchkit.cli.runtime.node_options import LOCK, ROOT, VLLM, note_lines
 from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.kubernetes import kubernetes_manifest, plan_pods
 from patchkit.errors import UsageError
-from patchkit.quoting import quoted
+from patchkit.reading import read_text
+from patchkit.records import RECIPES
 from patchkit.runtime.envfile.env_file import NODES_MAX, locked_versions
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.secret_texts import secret_spans
-from patchkit.runtime.rules.variable_rules import cache_variables
-from patchkit.wheel.wheelhouse.containerfile import (
-    CACHE_HOME,
-    build_commands,
-    check_image,
-    containerfile,
-)
-from patchkit.wheel.wheelhouse.contents import load_manifest
+
+# Characters of a reference, none of which ends a line or a word of a manifest.
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}")
 
 
 @click.group(cls=VerbGroup)
@@ -42,36 +37,20 @@ def export_command() -> None:
 
 
 @export_command.command("containerfile")
-@option(
-    "--base IMAGE@sha256:…",
-    "Ubuntu or Debian that has the wheelhouse's Python.",
-    required=True,
-)
-@flag("--unpinned", "Accept a base without a digest.")
-@house_option
 @rendered
-def write_containerfile(base: str, unpinned: bool, house: Path) -> Blocks:
+def write_containerfile() -> Blocks:
     """Write the Containerfile of an image with the wheelhouse, for docker, podman and buildah.
 
     \b
-      patchkit export containerfile --base ubuntu:24.04@sha256:… > Containerfile
+      patchkit export containerfile > Containerfile
     """
-    check_image(base, pinned=not unpinned)
-    manifest = load_manifest(house)
-    vllm = manifest.version_of("vllm")
-    caches = cache_variables(CACHE_HOME, vllm) if vllm else {}
-    made = containerfile(manifest, base, house.as_posix(), caches)
-    builds = build_commands(made.platform)
-    yield {
-        "containerfile": made.text,
-        "platform": made.platform,
-        "build": builds,
-    }
-    yield Data(made.text)
+    text = read_text(RECIPES / "export" / "Containerfile")
+    yield {"containerfile": text}
+    yield Data(text)
 
-    tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
-    for words in builds:
-        tell(LaidOut(f"  {quoted(*words)}"))
+    build = "build --file Containerfile --tag vllm-wheelhouse --build-arg BASE=IMAGE@sha256:…"
+    tell(LaidOut(f"build it: docker {build} ."))
+    tell("and name it in cluster.toml: `image` in [serve]")
 
 
 @export_command.command("kubernetes")
@@ -114,7 +93,9 @@ def write_kubernetes(
     --file names a cluster.toml for its [serve], [models] and `name`; of its nodes only the head's
     `address` counts.
     """
-    check_image(image, pinned=False)
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"{image!r} is not the name of an image")
+
     versions = dict(locked_versions(lock)) if lock else {}
     if vllm:
         versions["vllm"] = vllm
