@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from typing import Any
 
 from patchkit.frozen import Fields
 from patchkit.reading import read_text
-from patchkit.records import RecordError, read_json
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import (
     DOCKERFILE,
@@ -50,7 +47,8 @@ _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 
 _CONTINUATION = "\\\n"
 _EXEC_FORM = re.compile(
-    r"(?P<head>\s*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)(?P<words>\[.*\])\s*",
+    r"(?P<head>\s*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)"
+    r'(?P<words>\[(?:\s|\\\n|,|"(?:[^"\\]|\\.)*")*\])\s*',
     re.IGNORECASE | re.DOTALL,
 )
 _JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
@@ -118,12 +116,10 @@ class _YamlReader:
 
     def _read_image(self, fields: Fields, block: int) -> Place:
         """Add the image of a container, if it has one, and return the place of its commands."""
-        nodes = [fields[key] for key in _KEYS["images"] if key in fields]
-        if not nodes or not _is_scalar(nodes[0]):
-            return Place(block)
-
-        node = nodes[0]
-        if not re.fullmatch(r"\S+", node.value):
+        node: Any = next(
+            (fields[key] for key in _KEYS["images"] if key in fields), None
+        )
+        if not _is_scalar(node) or not re.fullmatch(r"\S+", node.value):
             return Place(block)
 
         image = Image(node.value, _line_of(node), block)
@@ -405,22 +401,16 @@ def _spell_exec_form(instruction: str) -> str:
     if form is None:
         return instruction
 
-    try:
-        read_json(tuple[str, ...], form["words"].replace(_CONTINUATION, ""))
-    except RecordError:
-        return instruction
-
     return form["head"] + _JSON_PIECE.sub(_spell_json_piece, form["words"])
 
 
 def _spell_json_piece(piece: re.Match[str]) -> str:
-    """Return a string of JSON as a shell word with as many lines, a bracket or comma as a blank."""
-    if piece["text"] is None:
-        return " "
+    """Return a string of JSON as a shell word with as many lines, a bracket or comma as a blank.
 
-    text = str(json.loads(piece[0].replace(_CONTINUATION, "")))
-    # A word that is a script of several lines becomes one line, so that the lines below keep their
-    # numbers.
-    word = shlex.quote(text.replace("\n", ";"))
-    continuations = f" {_CONTINUATION}" * piece[0].count(_CONTINUATION)
+    A shell reads a string of JSON nearly as JSON does. A line break in it becomes a semicolon: a
+    word that is a script of several lines is one line then.
+    """
+    text = piece["text"] or " "
+    word = text.replace(_CONTINUATION, "").replace(r"\n", ";")
+    continuations = f" {_CONTINUATION}" * text.count(_CONTINUATION)
     return word + continuations
