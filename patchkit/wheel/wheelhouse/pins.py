@@ -333,46 +333,34 @@ class _NodeWheels:
             for override in self.overrides
         )
 
-    def other_nccl(self) -> Findings:
-        """Yield a finding if NCCL is not the version that torch pins according to the recipe.
+    def other_releases(self) -> Findings:
+        """Yield findings for wheels of another release than a pin that is not their requirement.
 
-        If the METADATA of a torch wheel was read, yield nothing: ``unmet_needs`` uses that.
+        That is the NCCL that torch pins according to the recipe, unless the METADATA of a torch
+        wheel was read, which ``unmet_needs`` uses; and the FlashInfer of compiled modules.
         """
-        nccl = next(
-            (wheel for wheel in self.wheels if sources_of(wheel.name.project)), None
-        )
-        has_torch = any(
-            wheel.name.project == TORCH and wheel.metadata for wheel in self.wheels
-        )
-        if nccl is None or has_torch:
-            return
-
-        for pin in all_pins(self.wheels):
-            if not sources_of(pin.pin.project):
-                continue
+        for pin, wheel in product(all_pins(self.wheels), self.wheels):
             version = pin.pin.version
-            specifier = SpecifierSet(f"=={version}")
-            if not self._is_met(specifier, nccl):
+            if self._is_met(SpecifierSet(f"=={version}"), wheel):
+                continue
+
+            is_recorded = pin.pin != pin.requires
+            is_module = wheel.name.project.startswith("flashinfer-jit-cache")
+            if is_recorded and sources_of(wheel.name.project):
                 yield finding(
                     UsageError,
                     pin.wheel,
-                    f"is for {pin.by}, which pins NCCL {version}; here is {nccl.name.pinned}",
-                    _mend_command(nccl, version),
+                    f"is for {pin.by}, which pins NCCL {version}; here is {wheel.name.pinned}",
+                    _mend_command(wheel, version),
                     "beside that torch pip replaces it by stock's, or installs nothing",
                 )
-
-    def other_modules(self) -> Findings:
-        """Yield a finding for compiled modules of another FlashInfer than the pinned one."""
-        for pin, wheel in product(all_pins(self.wheels), self.wheels):
-            release = wheel.name.version.public
-            is_module = wheel.name.project.startswith("flashinfer-jit-cache")
-            is_pinned = pin.pin.project == "flashinfer-python"
-            if is_module and is_pinned and Version(release) != pin.pin.version:
+            elif is_module and pin.pin.project == "flashinfer-python":
+                release = wheel.name.version.public
                 yield finding(
                     UsageError,
                     wheel.name,
-                    f"is for FlashInfer {release}; {pin.by} pins {pin.pin.version}",
-                    _mend_command(wheel, pin.pin.version),
+                    f"is for FlashInfer {release}; {pin.by} pins {version}",
+                    _mend_command(wheel, version),
                     "FlashInfer ignores modules of another release, or does not start",
                 )
 
@@ -434,8 +422,7 @@ def find_disagreements(
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
         node = _NodeWheels(cpu=cpu, wheels=group, overrides=overrides)
         findings += node.unmet_needs()
-        findings += node.other_modules()
-        findings += node.other_nccl()
+        findings += node.other_releases()
         findings += node.cuda_clash()
         findings += node.device_clash()
 
