@@ -63,11 +63,12 @@ def choose_override(house: Path, takes: ExactPin) -> Override:
     if project := sources_of(takes.project):
         load_recipe(project).check(takes.version)
 
+    reasons = {override.pin: override.reason for override in known_overrides(pins, ())}
     return Override(
         takes=takes,
         pin=pinned.pin,
         by=pinned.by,
-        reason=_known_reason(pins, pinned.pin),
+        reason=reasons.get(pinned.pin, "no bug of it is known"),
         word=USER,
     )
 
@@ -91,14 +92,6 @@ def _find_pin(house: Path, pins: WheelPins, project: str) -> WheelPin:
 
     (pin,) = by_pin.values()
     return pin
-
-
-def _known_reason(pins: WheelPins, pin: ExactPin) -> str:
-    """Return the known bug of the pinned release as a reason, or words for none."""
-    for override in known_overrides(pins, ()):
-        if override.pin == pin:
-            return override.reason
-    return "no bug of it is known"
 
 
 def record_override(house: Path, override: Override) -> bool:

@@ -303,7 +303,9 @@ def find_unfit(wheel: ListedWheel) -> Findings:
 
     if library_rules().exact.cover(wheel.name.project):
         yield from _find_inexact(wheel, wheel.target)
-    yield from _find_missed(wheel, wheel.target)
+    judged = judge_libraries(wheel.binaries, wheel.target, wheel.name)
+    fatal = [library for library in judged if library.fatal]
+    yield from missed(wheel.name, fatal, wheel.target, wheel.name)
     yield from _find_not_native(wheel, wheel.target)
 
 
@@ -316,12 +318,6 @@ def _find_inexact(wheel: ListedWheel, target: Target) -> Findings:
             prove_exact(binary, target, cpu=wheel.facts.get("machine"))
         except ProofError as error:
             yield finding(ProofError, filename, error.what, error.hint, error.why)
-
-
-def _find_missed(wheel: ListedWheel, target: Target) -> Findings:
-    judged = judge_libraries(wheel.binaries, target, wheel.name)
-    fatal = [library for library in judged if library.fatal]
-    yield from missed(wheel.name, fatal, target, wheel.name)
 
 
 def _find_not_native(wheel: ListedWheel, target: Target) -> Findings:
