@@ -28,38 +28,13 @@ from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.follow import Completed
 from patchkit.frozen import Values, frozen
 from patchkit.process import attempt
+from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
-_OPTIONS = (
-    "--only-binary=:all:",
-    "--no-header",
-    "--format=pylock.toml",
-    "--generate-hashes",
-    f"--python={sys.executable}",
-    # By default, uv may download a Python.
-    "--no-python-downloads",
-    # The user's uv.toml must not change the lock.
-    "--no-config",
-    "--color=never",
-    "--no-progress",
-)
-# pip's setting → variable of uv. Not as arguments: all users of a machine can read those, and the
-# settings may hold passwords.
-_VARIABLES = {
-    "index-url": "UV_DEFAULT_INDEX",
-    "extra-index-url": "UV_INDEX",
-    "trusted-host": "UV_INSECURE_HOST",
-    "default-timeout": "UV_HTTP_TIMEOUT",
-    "timeout": "UV_HTTP_TIMEOUT",
-    "retries": "UV_HTTP_RETRIES",
-    "cert": "SSL_CERT_FILE",
-    "client-cert": "SSL_CLIENT_CERT",
-    "proxy": "ALL_PROXY",
-}
-_YES = ("1", "true", "t", "yes", "y", "on")  # pip's words for a setting that is on
+_UV = read_toml(dict[str, Any], RECIPES / "wheel" / "uv.toml")
 # The frame that uv draws in front of each line of an error, and the labels "error: ", "cause: ".
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
@@ -68,7 +43,6 @@ _SHOWN = 12  # lines of uv's output that an error message shows
 
 # Minor version of glibc → older name of its platform tag. For aarch64 only the first one exists.
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_UV_KNOWS = (17, 28, *range(31, 41))  # each X for which uv has a platform manylinux_2_X
 
 
 @frozen
@@ -123,7 +97,7 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
 
 def is_offline() -> bool:
     """Return whether pip is configured to take wheels from folders alone: ``PIP_NO_INDEX=1``."""
-    return pip_settings().get("no-index", "").lower() in _YES
+    return pip_settings().get("no-index", "").lower() in _UV["yes"]
 
 
 def _uv_environment(folders: Iterable[Path]) -> Values:
@@ -137,7 +111,7 @@ def _uv_environment(folders: Iterable[Path]) -> Values:
     }
 
     settings = pip_settings()
-    for name, variable in _VARIABLES.items():
+    for name, variable in _UV["variables"].items():
         if name in settings:
             environment[variable] = settings[name]
     # As pip does, choose the best version of all indexes. uv's default is the first index that has
@@ -260,9 +234,10 @@ def _run_uv(
     folders: Iterable[Path],
 ) -> Completed:
     """Run `uv pip compile`. ``limits`` maps an option of uv to the lines of the file it takes."""
-    minor = max(known for known in _UV_KNOWS if known <= node.glibc_minor)
+    minor = max(known for known in _UV["glibc"] if known <= node.glibc_minor)
     options = [
-        *_OPTIONS,
+        *_UV["options"],
+        f"--python={sys.executable}",
         f"--python-platform={node.machine}-manylinux_2_{minor}",
         f"--python-version={node.python}",
     ]
