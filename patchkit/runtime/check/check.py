@@ -142,12 +142,13 @@ def _check_line_syntax(checked: CheckedText) -> Findings:
     text = checked.text
     kind = checked.content.kind
     # In YAML, Dockerfiles and units, a CR before the line's end is not part of a value.
-    if "\r\n" in text and kind in (ENV, SHELL):
+    if kind not in (ENV, SHELL):
+        return
+    if "\r\n" in text:
         yield build_finding("crlf", 1)
 
     # A file of patchkit names its format in its first line, so it is for one program only.
-    has_format = "format" in head_facts(text)
-    if has_format or kind not in (ENV, SHELL):
+    if "format" in head_facts(text):
         return
 
     key = "form" if kind == ENV and is_env_file(text) else "shell_form"
@@ -157,11 +158,10 @@ def _check_line_syntax(checked: CheckedText) -> Findings:
         if key not in row:
             continue
 
-        matches = [
-            (number, re.match(row[key], line)) for number, line in enumerate(lines, 1)
-        ]
         places = [
-            Assignment(number, match["name"], "") for number, match in matches if match
+            Assignment(number, match["name"], "")
+            for number, line in enumerate(lines, 1)
+            if (match := re.match(row[key], line))
         ]
         if places:
             first = places[0]

@@ -253,9 +253,10 @@ class CommandReader:
         self.read_command(words, place.inside)
 
         # A server gets the variables of its container, also if a script in it starts the server.
-        for index in range(count, len(self.content.commands)):
-            command = self.content.commands[index]
-            self.content.commands[index] = replace(command, block=place.block)
+        commands = self.content.commands
+        commands[count:] = [
+            replace(command, block=place.block) for command in commands[count:]
+        ]
 
 
 def _find_start(words: Sequence[Word]) -> _Start | None:

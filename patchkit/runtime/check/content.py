@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from patchkit.errors import SourceError
@@ -178,9 +179,8 @@ class CommandLine:
         Words behind the word ``--`` are no flags.
         """
         flags = []
-        next_words = (*self.words[1:], Word("--", 0))
 
-        for word, next_word in zip(self.words, next_words, strict=False):
+        for word, next_word in pairwise((*self.words, Word("--", 0))):
             if word.text == "--":
                 break
 
@@ -206,21 +206,14 @@ class CommandLine:
         return tuple(flags)
 
     @cached_property
-    def flag_names(self) -> frozenset[str]:
-        """Return the names of all flags."""
-        return frozenset(flag.name for flag in self.flags)
-
-    @property
     def has_parser_plugin(self) -> bool:
         """Return whether a flag loads a plugin, which may define further parsers."""
-        return any(name.endswith("-parser-plugin") for name in self.flag_names)
+        return any(flag.name.endswith("-parser-plugin") for flag in self.flags)
 
     def find_flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which overrides earlier ones; None if there is none."""
-        for flag in reversed(self.flags):
-            if flag.name == name:
-                return flag
-        return None
+        named = (flag for flag in reversed(self.flags) if flag.name == name)
+        return next(named, None)
 
 
 @dataclass

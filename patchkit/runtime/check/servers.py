@@ -186,7 +186,7 @@ def _check_memory_share(
     """Yield a finding about a share of the memory that leaves too little to the CPU."""
     row = read_env_data("findings")[_MEMORY_SHARE]
     is_on_device = checked.situation["target"] == row["target"]
-    if flag.name != row["flag"] or row["unless"] in server.flag_names:
+    if flag.name != row["flag"] or server.find_flag(row["unless"]):
         return
 
     value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -18,7 +18,7 @@ from patchkit.runtime.check.content import (
     build_rule_finding,
     shorten,
 )
-from patchkit.runtime.host.host import Host, Rdma, describe_addresses, twin_state
+from patchkit.runtime.host.host import Host, describe_addresses, twin_state
 from patchkit.runtime.rules.presets import flags
 from patchkit.runtime.rules.releases import (
     lifetime,
@@ -45,9 +45,9 @@ _LAUNCH_NAMES = re.compile(f"{_NAMES['read']}|{form('address_names').pattern}")
 _NEEDED_NAMES = re.compile(_NAMES["needed"])
 _RDMA_NAMES = re.compile(_NAMES["rdma_only"])
 _COMPARED_NAMES = re.compile(_NAMES["matters"])
+(_TWINS,) = read_env_data("values")["twins"]
 _USE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
-_NONE = "none at all"
 
 # States of a cage's second half in which `patchkit env` also leaves it out.
 _LEFT_OUT = ("down", "random", "bare-first")
@@ -55,12 +55,11 @@ _LEFT_OUT = ("down", "random", "bare-first")
 
 @positional
 class _Reader:
-    """A program that reads variables, and their ``names``; its version is "" for any version."""
+    """A program that reads variables, and their names; its version is "" for any version."""
 
     title: str
     version: str
-    names: Collection[str]
-    slips: Slips
+    variables: Slips
     source: str
 
 
@@ -99,14 +98,12 @@ def check_names(checked: CheckedText) -> Findings:
 def _make_readers(checked: CheckedText) -> Mapping[str, _Reader]:
     """Return prefix → the program that reads variables with that prefix of five characters."""
     nccl = checked.situation.get("nccl", "")
-    vllm_names = vllm_variables(checked.vllm, checked.home)
-    nccl_names = nccl_variables(nccl)
+    of_vllm = Slips(vllm_variables(checked.vllm, checked.home))
+    of_nccl = Slips(nccl_variables(nccl))
 
     return {
-        "VLLM_": _Reader(
-            "vLLM", checked.vllm, vllm_names, Slips(vllm_names), "vLLM envs.py"
-        ),
-        "NCCL_": _Reader("NCCL", nccl, nccl_names, Slips(nccl_names), "NCCL's sources"),
+        "VLLM_": _Reader("vLLM", checked.vllm, of_vllm, "vLLM envs.py"),
+        "NCCL_": _Reader("NCCL", nccl, of_nccl, "NCCL's sources"),
     }
 
 
@@ -115,7 +112,7 @@ def _check_reader(
 ) -> Findings:
     """Yield a finding if the reader does not have a variable, with what to write instead."""
     name = variable.name
-    if reader.version and name in reader.names:
+    if reader.version and name in reader.variables.names:
         return
 
     if life := lifetime(name):
@@ -158,7 +155,7 @@ def _hint_at_unknown(
 ) -> str:
     """Return a hint for an unknown variable, "" if another program may read it."""
     name = variable.name
-    meant = reader.slips.find_meant(name)
+    meant = reader.variables.find_meant(name)
     if meant and _can_have_value(meant, variable, checked.role):
         return f"did you mean {meant}?"
 
@@ -380,7 +377,7 @@ def _check_device(part: str, variable: Assignment, host: Host) -> Findings:
             variable,
             level=Level.WARNING if is_optional else None,
             what=f"no {kind} {name}",
-            has=", ".join(other_names) or _NONE,
+            has=", ".join(other_names) or "none at all",
         )
     elif not any(states.get(device) for device in meant):
         yield build_finding("host-down", variable, what=f"{name} is down")
@@ -392,7 +389,6 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Findings:
     The second one is looked up on the host. If the host is unknown or lacks the first one, the
     device names of a DGX Spark decide.
     """
-    (row,) = read_env_data("values")["twins"]
     parts = hca.value.lstrip("=").split(",")
     names = [part.partition(":")[0] for part in parts]
     twins = [_find_twin(name, host) for name in names]
@@ -404,8 +400,8 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Findings:
             hca,
             twin=",".join(missing),
             complete=",".join((*names, *missing)),
-            why=row["why"],
-            source=row["source"],
+            why=_TWINS["why"],
+            source=_TWINS["source"],
         )
 
 
@@ -414,28 +410,17 @@ def _find_twin(name: str, host: Host | None) -> str:
 
     The device names of a DGX Spark decide if the host is unknown or lacks the device.
     """
-    if host is not None:
-        for device in host.rdma:
-            if device.name == name:
-                return _find_used_twin(device, host)
+    devices = {device.name: device for device in host.rdma} if host else {}
+    if host and name in devices:
+        netdev = host.netdev(devices[name].netdev)
+        twin = devices.get(devices[name].twin)
+        is_left_out = netdev and twin_state(host, netdev) in _LEFT_OUT
+        return twin.name if twin and twin.active and not is_left_out else ""
 
-    (row,) = read_env_data("values")["twins"]
-    first_prefix, second_prefix = row["half"]
-    if not re.fullmatch(row["pattern"], name):
+    first_prefix, second_prefix = _TWINS["half"]
+    if not re.fullmatch(_TWINS["pattern"], name):
         return ""
 
     if name.startswith(first_prefix):
         return str(second_prefix + name.removeprefix(first_prefix))
     return str(first_prefix + name.removeprefix(second_prefix))
-
-
-def _find_used_twin(device: Rdma, host: Host) -> str:
-    netdev = host.netdev(device.netdev)
-    if netdev and twin_state(host, netdev) in _LEFT_OUT:
-        return ""
-
-    for twin in host.rdma:
-        if twin.name == device.twin and twin.active:
-            return twin.name
-
-    return ""
