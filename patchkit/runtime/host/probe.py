@@ -46,7 +46,7 @@ _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
 _SECONDS = 10.0  # for ip or nvidia-smi, which may have to load the driver
 
 _NO_VALUE = re.compile(r"\[.*|n/a|not supported", re.IGNORECASE)
-_NAMES = "name,compute_cap,driver_version,memory.total,pci.bus_id"
+_QUERY = "--query-gpu=name,compute_cap,driver_version,memory.total,pci.bus_id"
 
 
 def read_network_devices(
@@ -327,9 +327,8 @@ def _read_pairs(text: str) -> dict[str, str]:
 
 def read_gpus(reader: Reader) -> tuple[Gpu, ...]:
     """Return the GPUs. If nvidia-smi names none, return none and add a note to ``reader``."""
-    query = f"--query-gpu={_NAMES}"
     try:
-        text = reader.answer("nvidia-smi.csv", lambda: query_gpus(query))
+        text = reader.answer("nvidia-smi.csv", lambda: query_gpus(_QUERY))
         rows = parse_rows(text, 5)
     except ToolUnavailable as error:
         reader.notes.append(f"no GPU is found: {error}")
@@ -337,10 +336,9 @@ def read_gpus(reader: Reader) -> tuple[Gpu, ...]:
 
     gpus = []
     for name, capability, driver, memory, bus in rows:
-        is_number = re.fullmatch(r"\d+\.\d+", capability)
         gpu = Gpu(
             name=name,
-            capability=capability if is_number else "",
+            capability=capability,
             driver=driver,
             memory=parse_whole(memory),
             # nvidia-smi has 0000000F:01:00.0, and sysfs 000f:01:00.0.
