@@ -22,9 +22,8 @@ _DIGEST = re.compile('"[0-9a-f]{16,64}",?$')
 CASES = {
     "single": (1, {}, "openai/gpt-oss-20b"),
     "pair": (2, {"listen": "cable", "args": ("--max-model-len", "32768")}, LARGE),
-    "pair-ray": (2, {"executor": "ray"}, LARGE),
     "pair-podman": (2, {"image": IMAGE, "engine": "podman"}, "~/models/" + LARGE),
-    "pair-docker-ray": (2, {"image": IMAGE, "executor": "ray"}, LARGE),
+    "pair-docker": (2, {"image": IMAGE}, LARGE),
 }
 
 

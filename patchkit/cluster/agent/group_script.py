@@ -2,7 +2,6 @@
 
     group.py begin      before the head's server: fail if a rank does not run or the port is taken
     group.py ready      after the start of the head's server: wait for its first token
-    group.py ray        after the start of Ray's head: wait until it listens
     group.py ended      after the end of the head's server: if that was for memory, choose a smaller
                         cache for the next start, or let none follow
     group.py spread     on the head, after the first token: give workers the compiled code they lack
@@ -139,13 +138,9 @@ def begin(settings: Settings) -> None:
 
 
 def _require_units(settings: Settings) -> None:
-    """End with 1 unless the units of all ranks, and of Ray, run."""
-    parts = [f"worker@{rank}" for rank in settings["workers"]]
-    if "ray" in settings:
-        parts.append("ray")
-
-    for part in parts:
-        unit = settings["unit"].replace(".service", f"-{part}.service")
+    """End with 1 unless the units of all ranks run."""
+    for rank in settings["workers"]:
+        unit = settings["unit"].replace(".service", f"-worker@{rank}.service")
         if show_property(unit, "ActiveState") != "active":
             leave(1, f"error: {unit} does not run: {_describe_ending(unit)}")
 
@@ -186,20 +181,6 @@ def ready(settings: Settings) -> None:
         time.sleep(2)
 
     say(f"{ANSWERED}{reply.model}, {time.monotonic() - began - loaded:.1f} s later")
-
-
-def ray(settings: Settings) -> None:
-    """Wait until Ray's head listens; end with 1 if its process is gone before."""
-    host, _, port = settings["ray"].rpartition(":")
-    while True:
-        with (
-            suppress(OSError),
-            socket.create_connection((host, int(port)), 5),
-        ):
-            return
-
-        _check_alive()
-        time.sleep(0.5)
 
 
 def ended(settings: Settings) -> None:
@@ -697,4 +678,4 @@ def show_property(unit: str, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(begin, ready, ray, ended, spread, watch, hold, held)
+    main(begin, ready, ended, spread, watch, hold, held)

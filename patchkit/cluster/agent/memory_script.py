@@ -297,11 +297,8 @@ class MemoryGuard:
 
 
 def find_groups(settings: Settings) -> Iterator[Path]:
-    """Yield where the rank's control groups are or will be: those of its units and containers."""
-    own = _read_group(Path("/proc/self"))
-    unit = settings["unit"]
-    yield own.with_name(unit)
-    yield own.with_name(unit.replace(".service", "-ray.service"))
+    """Yield where the rank's control groups are or will be: those of its unit and container."""
+    yield _read_group(Path("/proc/self")).with_name(settings["unit"])
 
     # The words that run a program in the rank's container.
     for process in Path("/proc").glob("[0-9]*") if "inside" in settings else ():

@@ -61,14 +61,14 @@ def strangers(
 ) -> list[str]:
     """Return, in words, the listeners at a server's URL that do not belong to the server.
 
-    Those of the unit ``unit`` and of its cluster's other units belong to it. So do processes with
-    the mark of the cluster ``name``: in a container the control group is the engine's.
+    Those of the unit ``unit`` belong to it. So do processes with the mark of the cluster ``name``:
+    in a container the control group is the engine's.
     """
     descriptions = []
     for listener in listeners_at(url):
         process = Path(f"/proc/{listener.pid}")
         cluster = read_mark(process)
-        if (name and cluster == name) or _is_in_units(process, unit):
+        if (name and cluster == name) or _is_in_unit(process, unit):
             continue
 
         text = f"{listener.address} port {listener.port}: {listener.holder}"
@@ -78,14 +78,10 @@ def strangers(
     return descriptions
 
 
-def _is_in_units(process: Path, unit: str) -> bool:
-    """Return whether a process belongs to a unit or to another one of its group, such as -ray."""
-    prefix = unit.removesuffix(".service") + "-"
-
+def _is_in_unit(process: Path, unit: str) -> bool:
     with suppress(OSError):  # it ended
         path = (process / "cgroup").read_text(errors="replace")
-        parts = re.split("[/\n]", path)
-        return unit in parts or any(part.startswith(prefix) for part in parts)
+        return unit in re.split("[/\n]", path)
     return False
 
 

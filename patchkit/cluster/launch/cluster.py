@@ -47,7 +47,6 @@ class Cluster(ClusterFile):
         return [
             self.unit,
             *self.watch_units,
-            self.unit_name("-ray"),
             self.memory_unit,
             self.guard_unit,
         ]

@@ -216,7 +216,7 @@ class ClusterFile:
         return self.unit_name("-memory")
 
     def unit_name(self, part: str) -> str:
-        """Return the name of the cluster's unit that ``part`` marks, such as "-ray"."""
+        """Return the name of the cluster's unit that ``part`` marks, such as "-alive"."""
         return f"patchkit-{self.name}{part}.service"
 
 

@@ -19,33 +19,29 @@ from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 _BY_NAME = (
     MARK,
     "PYTHONFAULTHANDLER",
-    "RAY_ADDRESS",
     "VLLM_API_KEY",
     "HF_TOKEN",
-    "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
 )
 
 
 @frozen
 class Container:
-    """The container of a rank, or of Ray's head, in the cluster ``group``.
+    """The container of a rank in the cluster ``group``.
 
     ``folders`` of the node can be read in the container.
     """
 
-    name: str
     group: str
     rank: PlannedRank
     image: ImageFacts
     folders: tuple[str, ...]
 
-    def words(
-        self,
-        command: tuple[str, ...],
-        *extra: str,
-    ) -> tuple[str, ...]:
-        """Return the words that run a command in the container; ``extra`` are more options."""
+    @property
+    def name(self) -> str:
+        return f"patchkit-{self.group}"
+
+    def words(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words that run a command in the container."""
         home = self.rank.facts.home
         options = [
             f"--name={self.name}",
@@ -58,7 +54,7 @@ class Container:
         ]
 
         options += [mount(folder, "", "readonly") for folder in self.folders]
-        options += [mount(f"{home}/{CACHES}"), mount(self._hub), *extra]
+        options += [mount(f"{home}/{CACHES}"), mount(self._hub)]
 
         if not self.image.wraps:
             options.append("--entrypoint=")

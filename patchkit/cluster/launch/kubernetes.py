@@ -16,7 +16,7 @@ from patchkit.cluster.agent.group_script import NOT_HERE, QUESTIONS
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.cluster.launch.ranks import planned_ranks, served_model
+from patchkit.cluster.launch.ranks import planned_ranks, refuse_ray, served_model
 from patchkit.cluster.launch.units import GroupUnits, fill_template
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.digests import digest
@@ -45,12 +45,14 @@ def plan_pods(
 ) -> GroupUnits:
     """Return the units of ``nodes`` nodes like ``host``, by the choices of a cluster file.
 
-    The versions are those in the image, "" if unknown. Raises as ``planned_ranks`` does.
+    The versions are those in the image, "" if unknown. Raises as ``refuse_ray`` and
+    ``planned_ranks`` do.
     """
+    refuse_ray(cluster)
     head = replace(cluster.members[0], ssh="rank-0")
     workers = [ClusterNode(ssh=f"rank-{number}") for number in range(1, nodes)]
-    # Each pod listens at its node's address, and vLLM joins the pods without Ray.
-    serve = replace(cluster.serve, executor="mp", listen="local", host="")
+    # Each pod listens at its node's address.
+    serve = replace(cluster.serve, listen="local", host="")
     cluster = replace(cluster, members=(head, *workers), serve=serve)
     torch_nccl = Nccl(path="", version=nccl, why="")
     software = Software(python="", vllm=vllm, triton=triton, torch_nccl=torch_nccl)
@@ -80,7 +82,6 @@ def plan_pods(
 def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
     """Return the manifest that serves a model from ``groups`` groups of nodes."""
     head = units.ranks[0]
-    assert head.command
     request = head.command.request
     node = head.env.node
 

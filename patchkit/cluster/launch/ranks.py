@@ -55,7 +55,8 @@ _FLAGS = {
     r"--set (\w+)=(\S+);": r'set = { \1 = "\2" } in [serve];',
     r"--head-ip ([\w.]+)": r"""address = "\1" in the head's [[node]]""",
     r"--ctx (\d+)": r'"--max-model-len", "\1" in `args` of [serve]',
-    r"--(topology|executor|target|preset) (\w+)": r'\1 = "\2" in [serve]',
+    r"--executor \w+, or ": "",
+    r"--(topology|target|preset) (\w+)": r'\1 = "\2" in [serve]',
 }
 
 
@@ -77,20 +78,29 @@ class ServedModel:
 
 @frozen
 class PlannedRank:
-    """The rank of a node: the node's facts, the environment as values and as the text of a file.
-
-    ``command`` is its `vllm serve`, None for a worker that Ray starts.
-    """
+    """The rank of a node: the node's facts, the environment as values and as the text of a file."""
 
     facts: NodeFacts
     env: ClusterEnv
     text: str
-    command: ServeCommand | None
+    command: ServeCommand
 
     @property
     def address(self) -> str:
         """Return the node's IPv4 address in the cluster, "" for a single node."""
         return self.env.node.attachment.address
+
+
+def refuse_ray(cluster: ClusterFile) -> None:
+    """Raise UsageError if cluster.toml says that Ray starts the ranks."""
+    if cluster.serve.executor == "ray":
+        raise UsageError(
+            'executor = "ray" in [serve] of cluster.toml: patchkit starts no Ray',
+            why="vLLM starts on several nodes by itself (--nnodes), and Ray runs what anybody on "
+            "any network of a node sends it",
+            hint="leave `executor` out; or start Ray by hand, with what "
+            "`patchkit env --executor ray` and `patchkit serve-args` print",
+        )
 
 
 def served_model(cluster: ClusterFile, model: str) -> ServedModel:
@@ -303,13 +313,11 @@ def _plan_rank(
     unwanted = frozenset(serve.unwanted)
     choice = RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables)
     node = _decide_rank(cluster, number, facts, model, choice, head)
-    command = None
-    if node.role != "worker" or node.executor.name != "ray":
-        choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
-        request = _serve_request(cluster, number, facts, model, node)
-        memory = _smallest_memory(cluster, facts, all_facts, node)
-        request = replace(request, choice=choice, memory=memory)
-        command = serve_args(request, load_flag_rules())
+    choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
+    request = _serve_request(cluster, number, facts, model, node)
+    memory = _smallest_memory(cluster, facts, all_facts, node)
+    request = replace(request, choice=choice, memory=memory)
+    command = serve_args(request, load_flag_rules())
 
     env = make_cluster_env(
         node,
@@ -386,13 +394,13 @@ def _decide_rank(
 ) -> Node:
     """Return the decision about a node; a worker takes over what the head's env file says.
 
-    Raises UsageError for a server by Ray in podman's containers, and what ``decide_node`` raises.
+    Raises what ``decide_node`` raises.
     """
     serve = cluster.serve
     nodes = len(cluster.members)
     given: dict[str, Any] = {"role": "worker"}
     if number == 0:
-        given = {"role": "single", "nodes": nodes, "executor": serve.executor}
+        given = {"role": "single", "nodes": nodes, "executor": "mp"}
         if nodes > 1:
             address = cluster.members[0].address
             given |= {"role": "head", "head": address, "topology": serve.topology}
@@ -405,16 +413,7 @@ def _decide_rank(
         **given,
     )
 
-    node = decide_node(options, facts.host, head)
-    is_podman = facts.image is not None and facts.image.program.endswith("podman")
-    if is_podman and node.executor.name == "ray":
-        raise UsageError(
-            "no server by Ray runs in podman's containers",
-            why="vLLM looks for Ray among its own processes, and podman lets no container that "
-            "stays in its unit's control group see those of another one",
-            hint='engine = "docker", or executor = "mp" where vLLM has it, in [serve]',
-        )
-    return node
+    return decide_node(options, facts.host, head)
 
 
 def absolute(path: str, facts: NodeFacts) -> str:

@@ -14,6 +14,7 @@ from patchkit.cluster.launch.ranks import (
     ServedModel,
     other_model,
     planned_ranks,
+    refuse_ray,
     served_model,
 )
 from patchkit.cluster.launch.stop import stop_command
@@ -61,10 +62,11 @@ class GroupPlan:
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     """Return the plan of a model's start.
 
-    Raises UsageError for an image that is not pinned and for a wrong name of a preset; HostError
+    Raises UsageError for Ray, an image that is not pinned, and a wrong name of a preset; HostError
     for a node without what the start needs, a model that is not whole or not the same everywhere,
     a node that others do not reach, and a port that is taken.
     """
+    refuse_ray(cluster)
     serve = cluster.serve
     if serve.image and not serve.local_image:
         raise UsageError(
@@ -167,8 +169,7 @@ def require_memory(
 
     for node, rank, state in zip(cluster.nodes, ranks, states, strict=True):
         memory = rank.facts.host.memory
-        command = rank.command or ranks[0].command  # Ray's workers have none
-        plan = command.plan if command else None
+        plan = rank.command.plan
         if plan is None or memory is None or not plan.pool.shared:
             continue
 
@@ -206,7 +207,7 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
     rank = units.ranks[0]
     urls = [units.url]
     if len(units.ranks) > 1:
-        ports = head_ports(cluster.serve)[rank.env.node.executor.name]
+        ports = head_ports(cluster.serve)["mp"]
         urls += [f"http://{rank.address}:{port}" for port in ports]
 
     for url in urls:

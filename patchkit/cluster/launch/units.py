@@ -25,7 +25,7 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import PROGRAMS
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
-from patchkit.cluster.launch.containers import Container, mount
+from patchkit.cluster.launch.containers import Container
 from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.frozen import frozen
@@ -56,7 +56,6 @@ SCRIPTS = {
 
 RAY_PORT = 6379
 
-_RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
 # Seconds of a start for any model: kernels that are compiled at the first start, CUDA graphs, the
 # rendezvous of the ranks.
 _BEFORE_SECONDS = 900
@@ -92,45 +91,17 @@ class GroupUnits:
     @property
     def url(self) -> str:
         """Return the URL of the server, on the head."""
-        command = self.ranks[0].command
-        assert command is not None
-        return models_url(command.request).removesuffix("/v1/models")
-
-    @property
-    def ray(self) -> str:
-        """Return ADDRESS:PORT of Ray's head, "" if Ray does not start the ranks."""
-        head = self.ranks[0]
-        if head.env.node.executor.name != "ray":
-            return ""
-        return f"{head.address}:{self._ray_port}"
-
-    @property
-    def _ray_port(self) -> int:
-        return self.cluster.serve.ranks_port(RAY_PORT)
+        request = self.ranks[0].command.request
+        return models_url(request).removesuffix("/v1/models")
 
     def words(self, number: int) -> tuple[str, ...]:
-        """Return the words of a rank's command: `vllm serve`, or `ray start` on Ray's workers."""
+        """Return the words of a rank's command, `vllm serve`."""
         rank = self.ranks[number]
-        if rank.command is None:
-            return self._ray_words(number)
-
         program, verb, source, *flags = rank.command.words
         if source != self.model.name:
             flags += ["--served-model-name", self.model.name]
         path = _program_folder(rank) + program
         return (path, verb, source, *flags, *self.cluster.serve.args)
-
-    def _ray_words(self, number: int) -> tuple[str, ...]:
-        """Return the words that start Ray on a node: its head if ``number`` is 0."""
-        rank = self.ranks[number]
-        words = [f"{_program_folder(rank)}ray", "start", "--block"]
-        words.append(f"--node-ip-address={rank.address}")
-
-        if number:
-            words.append(f"--address={self.ray}")
-        else:
-            words += ["--head", f"--port={self._ray_port}"]
-        return tuple(words)
 
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
@@ -164,13 +135,11 @@ class GroupUnits:
             str(number): {"node": self.cluster.members[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)
         }
-        ray = {"ray": self.ray} if self.ray else {}
         folders = cache_folders(CACHES, self.ranks[0].env.node.vllm)
 
         return {
             "model": self.model.name,
             "url": self.url,
-            **ray,
             "workers": workers,
             "frozen": self.cluster.serve.frozen,
             "caches": folders["cache"],
@@ -181,7 +150,6 @@ class GroupUnits:
     ) -> dict[str, object]:
         """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
-        modules = rank.command.modules if rank.command else ()
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
@@ -189,7 +157,7 @@ class GroupUnits:
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
-            "modules": " ".join(module.name for module in modules),
+            "modules": " ".join(module.name for module in rank.command.modules),
             "files": {name: digest(content) for name, content in files.items()},
         }
 
@@ -204,7 +172,7 @@ class GroupUnits:
         return {**settings, "venv": rank.facts.venv, "link": link}
 
     def _cache_flag(self, rank: PlannedRank) -> tuple[str, float]:
-        """Return the flag that sizes a rank's cache, and its value; "" on Ray's workers."""
+        """Return the flag that sizes a rank's cache, and its value; "" for none."""
         flags = given_flags(self.words(self.ranks.index(rank)))
         # vLLM goes by the share only if there is no size in bytes.
         flag = CACHE_BYTES if CACHE_BYTES in flags else SHARE
@@ -223,8 +191,7 @@ class GroupUnits:
 
         for unit, name in self._unit_templates(number).items():
             template = _read_template(name).replace("$common\n", common)
-            run_values = self._run_values(number, ray=name == "ray")
-            filled = fill_template(template, {**values, **run_values})
+            filled = fill_template(template, values)
             files[unit] = _HEADER + _COMMENT.sub("", filled)
         return files
 
@@ -241,18 +208,15 @@ class GroupUnits:
             templates[file.unit_name("-worker@")] = "watch"
         if file.serve.frozen:
             templates[file.guard_unit] = "alive"
-        if self.ray:
-            templates[file.unit_name("-ray")] = "ray"
         return templates
 
     def _unit_values(self, number: int) -> dict[str, object]:
-        """Return the values for a rank's templates, without those that a container changes."""
+        """Return the values for the templates of a node's units."""
         file = self.cluster
         rank = self.ranks[number]
         count = len(self.ranks)
         frozen = file.serve.frozen
         script = f"/usr/bin/python3 {ALONE} %h/.config/patchkit/{file.name}"
-        ray_unit = file.unit_name("-ray") if self.ray else ""
 
         # A percent sign begins a specifier.
         model = " ".join(self.model.name.split())
@@ -272,22 +236,20 @@ class GroupUnits:
             "frozen": frozen,
             "frozen_status": alive_script.FROZEN,
             "memory": file.memory_unit if self.memory_floor(rank) else "",
-            "before": " ".join([ray_unit, *file.watch_units]).strip(),
+            "before": " ".join(file.watch_units),
             "seconds": self.start_seconds(),
             "mark": f"{MARK}={file.name}",
             "make_state": f"/usr/bin/mkdir -p %h/{folders['graphs']}",
             "caches": self._cache_assignments(rank),
-            "ray_unit": ray_unit,
-            "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
-            "ray_signal": "SIGKILL" if self.ray else "",
             "smaller": group_script.SMALLER,
+            **self._run_values(number),
         }
 
     def start_seconds(self) -> int:
         """Return how many seconds a start may take."""
         count = len(self.ranks)
         command = self.ranks[0].command
-        weights = command.request.weights if command else None
+        weights = command.request.weights
         gib: float = _MOST_GIB * count
 
         # A size from a model's name is a lower bound: with it a start could be given up too early.
@@ -299,14 +261,7 @@ class GroupUnits:
         """Return assignments of the variables that say where a rank keeps compiled code."""
         node = rank.env.node
         variables = cache_variables(f"%h/{CACHES}", node.vllm, self.model.name)
-
-        # Some releases of Ray give workers the head's variables of vLLM; the home may differ there.
-        overwrites = node.executor.name == "ray" and node.executor.copies != "fills in"
-        return " ".join(
-            f"{name}={value}"
-            for name, value in variables.items()
-            if not (overwrites and name.startswith("VLLM_"))
-        )
+        return " ".join(f"{name}={value}" for name, value in variables.items())
 
     def variables(self, rank: PlannedRank) -> dict[str, str]:
         """Return the variables of a rank in its environment, as its unit and its file set them."""
@@ -315,18 +270,17 @@ class GroupUnits:
         settings = {setting.name: setting.value for setting in rank.env.settings}
         return {"PATH": f"{venv}:{PROGRAMS}", **caches, **settings}
 
-    def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
-        """Return the values that a container changes; with ``ray`` those for Ray's head."""
-        facts = self.ranks[number].facts
-        words = self._ray_words(number) if ray else self.words(number)
+    def _run_values(self, number: int) -> dict[str, str]:
+        """Return the values that a container changes."""
+        rank = self.ranks[number]
+        words = self.words(number)
 
-        if facts.image:
-            values = self._container_values(number, facts.image, words, ray=ray)
+        if rank.facts.image:
+            values = self._container_values(rank, rank.facts.image, words)
         else:
-            values = self._venv_values(facts.venv, words)
-        if self.ranks[number].command and not ray:
-            # systemd puts the words of the variable there, none if it is empty.
-            values["command"] += f" ${group_script.SMALLER}"
+            values = self._venv_values(rank.facts.venv, words)
+        # systemd puts the words of the variable there, none if it is empty.
+        values["command"] += f" ${group_script.SMALLER}"
         return values
 
     def _venv_values(self, venv: str, words: tuple[str, ...]) -> dict[str, str]:
@@ -338,47 +292,29 @@ class GroupUnits:
             "path": unit_word(f"PATH={venv}/bin:{PROGRAMS}"),
             "prepare": "",
             "remove": "",
-            "runtime": "",
         }
 
     def _container_values(
         self,
-        number: int,
+        rank: PlannedRank,
         image: ImageFacts,
         words: tuple[str, ...],
-        *,
-        ray: bool,
     ) -> dict[str, str]:
         """Return the values of ``_run_values`` for a container in which ``words`` run."""
-        rank = self.ranks[number]
-        rank_name = f"patchkit-{self.cluster.name}"
-        ray_name = f"{rank_name}-ray"
-
         container = Container(
-            name=ray_name if ray else rank_name,
             group=self.cluster.name,
             rank=rank,
             image=image,
             folders=self.model_folders(rank),
         )
 
-        options = []
-        if self.ray and number == 0:
-            # The server finds Ray's head by its files and its process, which are in a container of
-            # their own: both containers get the same folder, the server's also sees the processes.
-            runtime = f"/run/user/{image.user.partition(':')[0]}/{ray_name}"
-            options.append(mount(runtime, _RAY_FILES))
-            if not ray:
-                options.append(f"--pid=container:{ray_name}")
-
         return {
-            "command": unit_line(container.words(words, *options)),
+            "command": unit_line(container.words(words)),
             "env_file": "",  # the engine reads the file, not systemd
             "kill_mode": "mixed",  # the engine's program hands signals on to the container
             "path": "",
             "prepare": unit_line(container.prepare),
             "remove": f"-{unit_line(container.remove)}",
-            "runtime": ray_name if self.ray else "",
         }
 
     def model_folders(self, rank: PlannedRank) -> tuple[str, ...]:

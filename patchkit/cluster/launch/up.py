@@ -197,7 +197,7 @@ def _compile_first(
     """Compile what a first start lacks while no weights are in memory; a failure is only noted."""
     rank = plan.units.ranks[0]
     node = rank.env.node
-    modules = rank.command.modules if rank.command else ()
+    modules = rank.command.modules
     for text in first_start_notes(node, modules):
         watcher.note(text)
 

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from e2e.emulation.lab import SCENARIOS, Lab
-from e2e.emulation.units import obstacle, soak, units, units_podman, units_ray
+from e2e.emulation.units import obstacle, soak, units, units_podman
 from e2e.lifecycle.__main__ import make_rows
 
-UNITS = (units, units_podman, units_ray)
+UNITS = (units, units_podman)
 DEFAULT = {each.__name__: each for each in (*SCENARIOS, *UNITS)}
 ALL = {**DEFAULT, "soak": soak}  # which takes an hour
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.emulation import wires
-from e2e.emulation.lab import BIN, QUIET, RAY_PORT, Answers, Lab
+from e2e.emulation.lab import QUIET, Answers, Lab
 from e2e.lifecycle import fake_venv, freezing, image, rack, rootfs
 from e2e.lifecycle.cluster import URL, EmulatedCluster, Engine, insist, wait
 from e2e.lifecycle.nodes import HOME, SystemdNode
@@ -31,15 +28,9 @@ MODELS = (f"{HOME}/models/one", f"{HOME}/models/other")
 ARGS = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
 SHARDS = ("--pipeline-parallel-size", "1", "--tensor-parallel-size", "2")
 ON_CPU = ("omp-threads",)
-# Ray counts GPUs by itself; here a CPU is one. 200 MB are more than two nodes' shared memory needs.
-ONE_GPU = {
-    "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',
-    "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": "200000000",
-}
-PROGRAMS = {"vllm": "vllm.entrypoints.cli.main", "ray": "ray.scripts.scripts"}
 PROGRAM = """\
 import sys
-from {module} import main
+from vllm.entrypoints.cli.main import main
 if __name__ == "__main__":
     sys.exit(main())
 """
@@ -87,47 +78,6 @@ def units_podman(lab: Lab) -> str:
     return units(lab, "podman")
 
 
-def units_ray(lab: Lab) -> str:
-    """Two nodes with systemd, the ranks by Ray: up, the answers, each part killed, down.
-
-    Ray has a token, without which nobody on the LAN may use it.
-    """
-    with _cluster(
-        lab, "units_ray", executor="ray", set={**QUIET, **ONE_GPU}
-    ) as cluster:
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        text = "".join(f"{key}={value}\n" for key, value in token.items())
-        for node in cluster.nodes.values():
-            fake_venv.write(node, f"{HOME}/.config/patchkit/secrets.env", text)
-        cluster.up(MODELS[0])
-        ask = (
-            BIN / "ray",
-            "status",
-            "--address",
-            f"{wires.lan_ip(1)}:{RAY_PORT}",
-        )  # over the LAN
-        stranger = cluster.laptop.run(*ask)
-        owner = cluster.laptop.run("env", *map("=".join, token.items()), *ask)
-        insist(
-            bool(stranger.status) and not owner.status,
-            f"{stranger.output}; {owner.trouble}",
-        )
-        _insist_on(lab.expected, cluster, MODELS[0])
-        head, worker = cluster.names
-        parts = {
-            "the worker's Ray": (worker, "patchkit-vllm.service"),
-            "the head's Ray": (head, "patchkit-vllm-ray.service"),
-            "the server": (head, "patchkit-vllm.service"),
-        }
-        told = [
-            f"`kill -9` of {what}: {_heals(cluster, *where)}"
-            for what, where in parts.items()
-        ]
-        _insist_on(lab.expected, cluster, MODELS[0])
-        cluster.down()
-    return f"same answers; {'; '.join(told)}; a stranger is refused; nothing is left"
-
-
 def soak(lab: Lab) -> str:
     """An hour of mixed load, or PATCHKIT_SOAK_MINUTES: nothing is restarted; then a real freeze."""
     args = [*ARGS, *SHARDS, *LONG, "--max-num-batched-tokens", "256"]
@@ -167,25 +117,6 @@ def soak(lab: Lab) -> str:
     return f"{told}; SIGSTOP of the engine: {cured}"
 
 
-def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:
-    """Kill a unit's main process, and wait until another server answers."""
-    kill = ("kill", "--kill-whom=main", "--signal=KILL")
-
-    def server() -> str:
-        shown = ("show", "--property=MainPID", "--value", "patchkit-vllm.service")
-        return cluster.head.user("systemctl", "--user", *shown).output.strip()
-
-    before, began = {"0", server()}, time.monotonic()
-    cluster.nodes[name].user("systemctl", "--user", *kill, unit)
-    wait(
-        lambda: server() not in before,
-        SERVE_SECONDS,
-        f"{unit} of {name}: no new server",
-    )
-    wait(cluster.answers, SERVE_SECONDS, f"{unit} of {name}: it does not answer again")
-    return f"serves again after {time.monotonic() - began:.0f} s"
-
-
 @contextmanager
 def _cluster(
     lab: Lab, log: str, engine: Engine = "venv", **choices: object
@@ -220,10 +151,8 @@ def _install(node: SystemdNode, site: Path) -> None:
     fake_venv.insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
     own = f"{venv}/lib/python{OWN}/site-packages"
     fake_venv.write(node, f"{own}/emulation.pth", f"{site}\n")
-    for program, module in PROGRAMS.items():
-        text = f"#!{venv}/bin/python\n{PROGRAM.format(module=module)}"
-        fake_venv.write(node, f"{venv}/bin/{program}", text)
-        node.user("chmod", "+x", f"{venv}/bin/{program}")
+    fake_venv.write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM}")
+    node.user("chmod", "+x", f"{venv}/bin/vllm")
 
 
 def _image(work: Path, site: Path) -> Path:
@@ -231,7 +160,7 @@ def _image(work: Path, site: Path) -> Path:
     archive = work / image.FOLDER / "vllm.tar"
     if not archive.is_file():
         folders = {"": image.unpack(work, IN_IMAGE), f"{image.SITE}/": site}
-        text = f"#!/usr/bin/python3\n{PROGRAM.format(module=PROGRAMS['vllm'])}"
+        text = f"#!/usr/bin/python3\n{PROGRAM}"
         image.write_archive(archive, folders, {"usr/local/bin/vllm": text.encode()})
     return archive
 

@@ -24,7 +24,6 @@ FILE = """
 name = "llm"
 model_folder = "/srv/models"
 [serve]
-executor = "ray"
 listen = "lan"
 port = 9000
 args = ["--max-model-len", "4096"]
@@ -62,9 +61,7 @@ def test_the_choices_of_a_cluster_file_are_in_it(export, cli, tmp_path):
     tail = ["--served-model-name", LARGE, "--max-model-len", "4096"]
     assert group.command(0)[-4:] == group.command(1)[-4:] == tail
     assert group.variables(1)["VLLM_LOGGING_LEVEL"] == "DEBUG"
-    # Not the file's: vLLM joins pods by itself, and a server listens at its node's address.
-    assert "--nnodes" in group.command(0)
-    assert "ray" not in group.command(0)
+    # Not the file's: a server listens at its node's address.
     assert group.command(0, address="10.1.2.3").count("10.1.2.3") == 1
     assert "the version of triton is unknown (--lock" in done.stderr
     assert "the version of nccl" not in done.stderr
@@ -80,7 +77,7 @@ def test_the_choices_of_a_cluster_file_are_in_it(export, cli, tmp_path):
         (("--image", "vllm:latest", "--vllm", "0.33.0"), 0, "name its digest"),
         (("--image", "a b", "--vllm", "0.33.0"), 2, "is not the name of an image"),
         (("--image", IMAGE), 2, "which vLLM the image has"),
-        (("--image", IMAGE, "--vllm", "0.10.2"), 2, "cannot use mp"),
+        (("--image", IMAGE, "--vllm", "0.10.2"), 2, "take a later vLLM"),
     ],
 )
 def test_what_is_said_and_refused(options, rc, says, export):
@@ -102,6 +99,14 @@ def test_no_secret_gets_into_a_manifest(line, export, tmp_path):
     done = export("--image", IMAGE, "--vllm", "0.33.0", "--file", file, rc=2)
     assert "a secret would be in the manifest" in done.stderr
     assert "geheim" not in done.stdout + done.stderr
+
+
+def test_no_pods_by_ray(export, tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('[serve]\nexecutor = "ray"\n[[node]]\nssh = "spark-1"\n')
+    done = export("--image", IMAGE, "--vllm", "0.33.0", "--file", file, rc=2)
+    assert "patchkit starts no Ray" in done.stderr
+    assert "patchkit env --executor ray" in done.stderr
 
 
 def free_ports(count):

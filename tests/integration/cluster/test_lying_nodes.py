@@ -91,7 +91,7 @@ WORKER = ("-memory",)
 def state(
     active="active",
     sub="running",
-    others=("-worker@1", "-ray", "-memory", "-alive"),
+    others=("-worker@1", "-memory", "-alive"),
     guard="active",
     text="",
     name="vllm",
@@ -228,7 +228,7 @@ def test_down_names_a_node_of_the_former_start_that_is_silent(nodes, capsys):
     """The file does not name it any more; one that is not a host is asked nothing."""
     answers = {}
     for name, others in zip(
-        NAMES, (("-worker@1", "-ray", "-memory", "-alive"), WORKER), strict=True
+        NAMES, (("-worker@1", "-memory", "-alive"), WORKER), strict=True
     ):
         fields = json.loads(state("inactive", "dead", others)[0].removeprefix(MARK))[
             "value"
@@ -306,7 +306,7 @@ def test_down_names_another_cluster_that_runs_there(nodes, tmp_path, capsys):
     """`name` was changed in cluster.toml while it served: nothing of the new name is left."""
     (tmp_path / "cluster.toml").write_text('name = "new"\n[[node]]\nssh = "spark-1"\n')
     idle = state(
-        "inactive", "dead", ("-ray", "-memory", "-alive"), guard="inactive", name="new"
+        "inactive", "dead", ("-memory", "-alive"), guard="inactive", name="new"
     )
     head = members_of(idle, "spark-1", processes=[], others={"vllm": True})
     nodes.lie({"spark-1": {"hold_alone": HELD, "end_group": head}})
@@ -393,7 +393,7 @@ def test_switch_is_for_the_nodes_that_serve(nodes, tmp_path, capsys, members, fi
         "look_at_node": (value(facts), "end"),
         "strangers": (value([]), "end"),
         "read_node_state": members_of(
-            state(others=("-ray", "-memory", "-alive")), *members, **fields
+            state(others=("-memory", "-alive")), *members, **fields
         ),
     }
     nodes.lie({"spark-1": answers})
@@ -409,7 +409,7 @@ def test_switch_looks_at_all_before_it_knows_what_to_go_back_to(
 ):
     """A node that is silent once more would stop and start a model that serves."""
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
-    alone = ("-ray", "-memory", "-alive")
+    alone = ("-memory", "-alive")
     units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
     idle = state("inactive", "dead", alone, guard="inactive")
     answers = {
@@ -485,7 +485,7 @@ def test_up_of_the_same_files_starts_what_does_not_run(
         "look_at_node": (value(asdict(replace(facts, files=files))), "end"),
         "strangers": (value([]), "end"),
         "read_node_state": members_of(
-            state(active, sub, others=("-ray", "-memory", "-alive"), guard=guard),
+            state(active, sub, others=("-memory", "-alive"), guard=guard),
             "spark-1",
         ),
         "end_group": idle,
@@ -510,7 +510,7 @@ KERNELS = FlashInfer(version="0.6.13", modules=("rope",), facts={"nvcc": "n"})
 STEPS = [
     f"{text} steps" for text in ("20 % of 4", "0 % of 40", "70 % of 40", "0 % of 0")
 ]
-PARTS = ("-worker@1", "-ray", "-memory", "-alive")
+PARTS = ("-worker@1", "-memory", "-alive")
 UNKNOWN = "it broke; the start compiles it beside the weights; next: patchkit logs"
 FAILED = ["FAILED: [code=137] /x/renorm.cuda.o", "RuntimeError: Ninja build failed."]
 
@@ -550,9 +550,7 @@ def test_up_compiles_before_the_server_starts(
         "hold_alone": HELD,
         "look_at_node": (value(asdict(facts)), "end"),
         "strangers": (value([]), "end"),
-        "read_node_state": state(
-            "inactive", "dead", others=("-ray", "-memory", "-alive")
-        ),
+        "read_node_state": state("inactive", "dead", others=("-memory", "-alive")),
         "put_files": (value(None), "end"),
         "compile_modules": (steps + (answer or ""), "end"),
         "begin_group": (value("@1.0"), "end"),
@@ -648,7 +646,7 @@ def test_up_ends_the_former_start_on_a_node_that_left_the_file(
     nodes, tmp_path, capsys, answer, says
 ):
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
-    alone = ("-ray", "-memory", "-alive")
+    alone = ("-memory", "-alive")
     units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
     idle = state("inactive", "dead", alone, guard="inactive")
     head = {
@@ -682,9 +680,7 @@ def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
         "hold_alone": HELD,
         "look_at_node": (value(facts), "end"),
         "strangers": (value([]), "end"),
-        "read_node_state": state(
-            "inactive", "dead", others=("-ray", "-memory", "-alive")
-        ),
+        "read_node_state": state("inactive", "dead", others=("-memory", "-alive")),
         "put_files": (value(None), "end"),
         "begin_group": (value("@1.0"), "end"),
         "follow_units": (parts(ends), "end"),

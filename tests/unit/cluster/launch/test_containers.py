@@ -143,16 +143,18 @@ def test_other_contents_name_the_image_of_each_node(tmp_path):
     assert f"{images[1].id} on b" in found.what
 
 
-def test_podman_does_not_start_ray(tmp_path):
-    facts = [
-        node_facts(tmp_path, node=it, image=image_facts("podman")) for it in (0, 1)
-    ]
-    file = cluster("a", "b", image=IMAGE, engine="podman", executor="ray")
-    with pytest.raises(UsageError, match="a: no server by Ray"):
-        units_of(file, facts, "a/b")
-
-
-def test_an_image_that_is_not_pinned_is_not_started():
-    with pytest.raises(UsageError) as caught:
-        make_plan(cluster("a", image="vllm/vllm-openai:v0.25.1"), "a/b")
-    assert caught.value.hint == "patchkit cluster install"
+@pytest.mark.parametrize(
+    ("choices", "what", "hint"),
+    [
+        (
+            {"image": "vllm/vllm-openai:v0.25.1"},
+            "is not pinned",
+            "patchkit cluster install",
+        ),
+        ({"executor": "ray"}, "patchkit starts no Ray", "leave `executor` out; or"),
+    ],
+)
+def test_what_is_refused_before_a_node_is_asked(choices, what, hint):
+    with pytest.raises(UsageError, match=what) as caught:
+        make_plan(cluster("a", **choices), "a/b")
+    assert caught.value.hint.startswith(hint)

@@ -240,15 +240,7 @@ def test_one_id_for_all_nodes_and_another_for_another_start(tmp_path):
         return {json.loads(each["group.json"])["id"] for each in files}
 
     assert len(ids("pair")) == 1
-    assert ids("pair") != ids("pair-ray")
-
-
-def test_a_ray_that_copies_the_heads_variables_brings_no_folder_of_its_home(tmp_path):
-    facts = [node_facts(tmp_path, node=number, vllm="0.20.0") for number in (0, 1)]
-    made = units_of(cluster("a", "b", executor="ray"), facts, golden_units.LARGE)
-    for text in (files["patchkit-vllm.service"] for files in made.node_files()):
-        assert "VLLM_CACHE_ROOT" not in text
-        assert " CUDA_CACHE_PATH=%h/.local/state/patchkit/vllm-0.20.0/cuda " in text
+    assert ids("pair") != ids("pair-podman")
 
 
 def test_a_folder_of_caches_for_each_model(facts):
