@@ -229,20 +229,19 @@ def locked_versions(place: Path) -> Values:
     path = place / _LOCK if place.is_dir() else place
     text = read_text(path, hint="name a wheelhouse, or its requirements.txt")
 
-    locked: dict[str, set[str]] = {}
+    locked: dict[str, str] = {}
     for match in _LOCKED.finditer(text):
         name = match["nccl"] or match["project"]
-        locked.setdefault(name, set()).add(match["public"])
+        version = match["public"]
+        first = locked.setdefault(name, version)
+        if first != version:
+            several = f"{first} and {version}"
+            raise refusal("locks-several", file=path, project=name, versions=several)
 
     if not locked:
         raise refusal("locks-nothing", file=path, projects="vllm, triton, nccl")
 
-    for name, versions in locked.items():
-        if len(versions) > 1:
-            several = " and ".join(sorted(versions))
-            raise refusal("locks-several", file=path, project=name, versions=several)
-
-    return {name: versions.pop() for name, versions in locked.items()}
+    return locked
 
 
 def render_env_file(
