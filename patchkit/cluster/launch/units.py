@@ -21,7 +21,6 @@ from patchkit.cluster.agent import (
     processes,
 )
 from patchkit.cluster.agent.group_script import ALONE
-from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import PROGRAMS
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
@@ -225,7 +224,9 @@ class GroupUnits:
         start_guard = f"-systemctl --user --no-block start {file.guard_unit}"
 
         # Not by StateDirectory=: systemd before 254 would make it elsewhere.
-        folders = cache_folders(CACHES, rank.env.node.vllm, self.model.name)
+        vllm = rank.env.node.vllm
+        folders = cache_folders(CACHES, vllm, self.model.name)
+        variables = cache_variables(f"%h/{CACHES}", vllm, self.model.name)
 
         return {
             "name": file.name,
@@ -240,7 +241,8 @@ class GroupUnits:
             "seconds": self.start_seconds(),
             "mark": f"{MARK}={file.name}",
             "make_state": f"/usr/bin/mkdir -p %h/{folders['graphs']}",
-            "caches": self._cache_assignments(rank),
+            # Where a rank keeps compiled code.
+            "caches": " ".join(f"{name}={value}" for name, value in variables.items()),
             "smaller": group_script.SMALLER,
             **self._run_values(number),
         }
@@ -257,12 +259,6 @@ class GroupUnits:
             gib = weights.gib
         return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)
 
-    def _cache_assignments(self, rank: PlannedRank) -> str:
-        """Return assignments of the variables that say where a rank keeps compiled code."""
-        node = rank.env.node
-        variables = cache_variables(f"%h/{CACHES}", node.vllm, self.model.name)
-        return " ".join(f"{name}={value}" for name, value in variables.items())
-
     def variables(self, rank: PlannedRank) -> dict[str, str]:
         """Return the variables of a rank in its environment, as its unit and its file set them."""
         venv = f"{rank.facts.venv}/bin"
@@ -274,42 +270,28 @@ class GroupUnits:
         """Return the values that a container changes."""
         rank = self.ranks[number]
         words = self.words(number)
-
-        if rank.facts.image:
-            values = self._container_values(rank, rank.facts.image, words)
-        else:
-            values = self._venv_values(rank.facts.venv, words)
         # systemd puts the words of the variable there, none if it is empty.
-        values["command"] += f" ${group_script.SMALLER}"
-        return values
+        smaller = f" ${group_script.SMALLER}"
 
-    def _venv_values(self, venv: str, words: tuple[str, ...]) -> dict[str, str]:
-        """Return the values of ``_run_values`` for an environment in which ``words`` run."""
-        return {
-            "command": unit_line(words),
-            "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
-            "kill_mode": "control-group",
-            "path": unit_word(f"PATH={venv}/bin:{PROGRAMS}"),
-            "prepare": "",
-            "remove": "",
-        }
+        if not rank.facts.image:
+            return {
+                "command": unit_line(words) + smaller,
+                "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
+                "kill_mode": "control-group",
+                "path": unit_word(f"PATH={rank.facts.venv}/bin:{PROGRAMS}"),
+                "prepare": "",
+                "remove": "",
+            }
 
-    def _container_values(
-        self,
-        rank: PlannedRank,
-        image: ImageFacts,
-        words: tuple[str, ...],
-    ) -> dict[str, str]:
-        """Return the values of ``_run_values`` for a container in which ``words`` run."""
         container = Container(
             group=self.cluster.name,
             rank=rank,
-            image=image,
+            image=rank.facts.image,
             folders=self.model_folders(rank),
         )
 
         return {
-            "command": unit_line(container.words(words)),
+            "command": unit_line(container.words(words)) + smaller,
             "env_file": "",  # the engine reads the file, not systemd
             "kill_mode": "mixed",  # the engine's program hands signals on to the container
             "path": "",
