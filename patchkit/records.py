@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -66,10 +66,6 @@ class RecordError(ValueError):
         return f"{path.removeprefix('.')}: {self.what}" if path else self.what
 
 
-class UnknownKeyError(RecordError):
-    """An error about a key that its table does not allow: the last one of ``keys``."""
-
-
 def record(kind: type[T], value: object) -> T:
     """Return a value that ``json`` or ``tomllib`` read as an object of the type ``kind``.
 
@@ -97,6 +93,7 @@ def read_toml(
     error: type[PatchkitError] = UsageError,
     *,
     key: str = "",
+    hint: str = "correct it there; or install patchkit again",
 ) -> T:
     """Return a TOML file of patchkit's own as ``kind``; ``read_user_toml`` is for files of users.
 
@@ -119,86 +116,13 @@ def read_toml(
     raise error(
         f"{path}: {problem}",
         why="the file was edited, or it is of another version of patchkit",
-        hint="correct it there; or install patchkit again",
+        hint=hint,
     )
 
 
 def read_user_toml(kind: type[T], path: Path) -> T:
-    """Return a TOML file that a user writes as ``kind``.
-
-    Raises UsageError, naming the key and its line; for an unknown key, also the tables that it
-    could belong to.
-    """
-    text = ""
-    places: list[str] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-        return record(kind, _parse_toml(text))
-    except RecordError as wrong:
-        line = _find_key_line(text, wrong.keys)
-        problem = str(wrong)
-        places = _tables_with(kind, wrong)
-    except ValueError as wrong:  # TOMLDecodeError, UnicodeDecodeError
-        number = re.search(r"at line (\d+)", str(wrong))
-        line = int(number[1]) if number else 0
-        problem = f"is not TOML: {wrong}"
-
-    where = f"{path}"
-    hint = f"correct {path}"
-    if line:
-        where = f"{path}:{line}"
-        hint = f"correct line {line} of {path}"
-    if places:
-        hint = f"move it into {' or '.join(places)}"
-    raise UsageError(f"{where}: {problem}", hint=hint)
-
-
-def _find_key_line(text: str, keys: Sequence[str | int]) -> int:
-    """Return the line of a key in a TOML text, or that of the nearest table above it, or 0."""
-    lines = text.splitlines(keepends=True)
-    first = 1  # line of the statement that the next lines end
-    nearest = 0
-    depth = 0
-
-    # Parse ever longer beginnings of the text: each one that ends with a whole statement is TOML.
-    for number in range(1, len(lines) + 1):
-        with suppress(ValueError):
-            reached = _count_present(_parse_toml("".join(lines[:number])), keys)
-            if reached > depth:
-                nearest = first
-                depth = reached
-            first = number + 1
-    return nearest
-
-
-def _count_present(value: Any, keys: Sequence[str | int]) -> int:
-    """Return how many of the keys, from the first one on, exist in a value."""
-    for depth, key in enumerate(keys):
-        try:
-            value = value[key]
-        except (LookupError, TypeError):
-            return depth
-    return len(keys)
-
-
-def _tables_with(kind: type, wrong: RecordError) -> list[str]:
-    """Return the tables that allow an unknown key; none if the error is about something else."""
-    if not isinstance(wrong, UnknownKeyError):
-        return []
-
-    key = wrong.keys[-1]
-    tables = []
-    if key in _fields_by_key(kind):
-        tables.append("the lines above the first table")
-
-    hints = get_type_hints(kind)
-    for name, part in _fields_by_key(kind).items():
-        hint = hints[part.name]
-        is_array = get_origin(hint) is tuple
-        entry = get_args(hint)[0] if is_array else hint
-        if is_dataclass(entry) and key in _fields_by_key(cast("type", entry)):
-            tables.append(f"[[{name}]]" if is_array else f"[{name}]")
-    return tables
+    """Return a TOML file that a user writes as ``kind``. Raises UsageError."""
+    return read_toml(kind, path, hint=f"correct {path}")
 
 
 def _fields_by_key(kind: type) -> dict[str, Any]:
@@ -362,7 +286,7 @@ def _read_below(key: str | int, read: _Read, value: Any) -> Any:
     try:
         return read(value)
     except RecordError as error:
-        raise type(error)(error.what, key, *error.keys) from None
+        raise RecordError(error.what, key, *error.keys) from None
 
 
 def _dataclass_reader(kind: Any) -> _Read:
@@ -385,9 +309,7 @@ def _dataclass_reader(kind: Any) -> _Read:
         # unknown key shows how it was spelt.
         for key in value:
             if key not in by_key:
-                raise UnknownKeyError(
-                    f"unknown key; known are {', '.join(by_key)}", key
-                )
+                raise RecordError(f"unknown key; known are {', '.join(by_key)}", key)
         for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
 
