@@ -22,7 +22,7 @@ import lz4.block  # type: ignore[import-untyped]
 import zstandard
 
 from patchkit.digests import digest
-from patchkit.elf import Section, damaged, parse_library
+from patchkit.elf import Section, damaged
 from patchkit.errors import BuildError, HostError, SourceError, StorageError, translated
 from patchkit.fatbin import ENTRY, CodeEntry, read_entries
 from patchkit.follow import Follow, Resources
@@ -52,8 +52,6 @@ _VALUES = re.compile(
 _PAIR = struct.Struct("<II")
 _MOST_OPTIONS = 4096  # bytes; nvcc leaves a few words
 _WINDOW = 1 << 27  # bytes; the largest window of zstd's own program
-# .visible .entry NAME(, .weak .entry NAME( …
-_ENTRY_POINT = re.compile(rb"\.entry\s+([\w$]+)")
 
 
 @frozen
@@ -62,11 +60,6 @@ class Ptx:
 
     text: bytes
     options: Texts
-
-    @property
-    def kernels(self) -> set[str]:
-        """Return the mangled names of the entry points."""
-        return {match[1].decode() for match in _ENTRY_POINT.finditer(self.text)}
 
 
 @frozen
@@ -177,14 +170,12 @@ class Job:
 class Task:
     """A job whose PTX was read; its result will be a fat binary in the file ``place``.
 
-    ``ptx`` is the sha256 of the PTX. ``kernels`` are the mangled names of its entry points.
-    ``words`` are the options for the ptxas of ``toolkit``.
+    ``ptx`` is the sha256 of the PTX. ``words`` are the options for the ptxas of ``toolkit``.
     """
 
     job: Job
     place: Path
     ptx: str
-    kernels: frozenset[str]
     words: Texts
     toolkit: Toolkit
 
@@ -249,7 +240,6 @@ class Assembler:
             job=job,
             place=self.cache / f"{name}.fatbin",
             ptx=sha256,
-            kernels=frozenset(ptx.kernels),
             words=tuple(words),
             toolkit=toolkit,
         )
@@ -274,16 +264,9 @@ class Assembler:
     def _pack(self, task: Task, tools: Path, folder: Path) -> None:
         """Pack the machine code ``x.cubin`` in ``folder`` into a fat binary, the task's result.
 
-        Raises BuildError if a kernel of the PTX has no machine code.
+        Raises BuildError if the result holds other code.
         """
         job = task.job
-        with (folder / "x.cubin").open("rb") as stream:
-            sections = parse_library(stream, job.where).sections
-        codes = {section.name for section in sections}
-        lost = [name for name in sorted(task.kernels) if f".text.{name}" not in codes]
-        if lost:
-            raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
-
         # The options that nvcc uses. Compressed, as upstream's PTX: a seventh of the size.
         image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
         words = ("-64", "--create=x.fatbin", image, "--compress-all")
