@@ -105,7 +105,11 @@ def forked(
             try:
                 with undeferred():
                     os.close(alive)
-                    excess = _wait_for_end(ended, limits)
+                    # Event mask 0: POLLHUP is reported anyway, and says that every process that
+                    # holds the writing end is gone.
+                    poll = select.poll()
+                    poll.register(ended, 0)
+                    has_ended = poll.poll(limits.clock * 1000)
             finally:
                 status = _kill(child)
         is_ready = _was_ready(ended)
@@ -115,10 +119,12 @@ def forked(
         for descriptor in (*outputs, ended):
             os.close(descriptor)
 
-    if not is_ready and not excess:
+    if not is_ready and has_ended:
         raise _setup_error(box, errors)
     bound = Resources(processor=limits.processor, written=limits.output)
-    trouble = excess or bound.breach(status) or ending(status)
+    trouble = bound.breach(status) or ending(status)
+    if not has_ended:
+        trouble = f"it ran longer than {limits.clock:g} s"
     if not trouble and limits.output in (len(output), len(errors)):
         trouble = f"it wrote {limits.output} bytes or more"
     return Ended(output=output, errors=errors, trouble=trouble)
@@ -177,20 +183,6 @@ def _fork() -> int:
     if not child:
         gc.disable()  # a collection would write to all objects, and so copy the parent's memory
     return child
-
-
-def _wait_for_end(ended: int, limits: Limits) -> str:
-    """Wait until every process that holds the pipe's writing end is gone, or the time is up.
-
-    Return "" or a text that says so.
-    """
-    poll = select.poll()
-    # Event mask 0: POLLHUP is reported anyway, and says that all writers are gone.
-    poll.register(ended, 0)
-
-    if poll.poll(limits.clock * 1000):
-        return ""
-    return f"it ran longer than {limits.clock:g} s"
 
 
 def _live_as_child(
