@@ -150,7 +150,10 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
     OSError if it cannot be read.
     """
     image = ElfImage(stream, name)
-    sections = tuple(image.sections())
+    sections = tuple(
+        Section(title, header.offset, header.size)
+        for title, header in image.named_headers()
+    )
     versions = {
         library: tuple(sorted(names, key=by_version))
         for library, names in image.needed_versions().items()
@@ -227,11 +230,6 @@ class ElfImage:
         data = self._stream.read(length)
         self.check(len(data) == length, "it became shorter meanwhile")
         return data
-
-    def sections(self) -> Iterator[Section]:
-        """Yield the sections that have contents. Raises as ``named_headers`` does."""
-        for name, header in self.named_headers():
-            yield Section(name, header.offset, header.size)
 
     def named_headers(self) -> Iterator[tuple[str, SectionHeader]]:
         """Yield name and header of each section that has contents.
