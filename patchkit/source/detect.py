@@ -227,25 +227,25 @@ def state_folder(tree: SourceTree) -> Path:
         return tree.root / project.package / ".patchkit"
 
     # A package that is no project of ours may have no folder of its name, or several.
-    return dist_info(tree) / ".patchkit"
+    return dist_info(tree.root, tree.project) / ".patchkit"
 
 
-def dist_info(tree: SourceTree) -> Path:
-    """Return the .dist-info folder of an installed package.
+def dist_info(root: Path, package: str) -> Path:
+    """Return the .dist-info folder of a package, or of a project, in the environment ``root``.
 
     Raises SourceError if it has none, or several.
     """
-    project = projects().get(tree.project)
-    name = project.distribution if project else tree.project
+    project = projects().get(package)
+    name = project.distribution if project else package
     folders = [
         folder
-        for folder in sorted(tree.root.glob("*.dist-info"))
+        for folder in sorted(root.glob("*.dist-info"))
         if canonicalize_name(folder.name.partition("-")[0]) == name
     ]
 
     if len(folders) != 1:
         raise SourceError(
-            f"{tree.root}: {len(folders)} folders {name}-*.dist-info, expected 1",
+            f"{root}: {len(folders)} folders {name}-*.dist-info, expected 1",
             why="the package was not installed by pip, or its installation is damaged",
             hint=_install_again(name, "X.Y.Z"),
         )
@@ -262,7 +262,7 @@ def record_path(tree: SourceTree) -> str:
 
     Raises as ``dist_info`` does.
     """
-    return (dist_info(tree) / "RECORD").relative_to(tree.root).as_posix()
+    return f"{dist_info(tree.root, tree.project).name}/RECORD"
 
 
 def detect_installed(site: Path, name: str) -> SourceTree:
@@ -271,14 +271,9 @@ def detect_installed(site: Path, name: str) -> SourceTree:
     ``name`` is the name of the package or of a project. Raises SourceError if it is not installed
     there, or not by pip.
     """
-    # With a placeholder as version, since dist_info needs a tree to find the version.
-    tree = SourceTree(
-        root=site.resolve(),
-        project=canonicalize_name(name),
-        version=Version("0"),
-        kind="installed",
-    )
-    folder = dist_info(tree)
+    root = site.resolve()
+    project = canonicalize_name(name)
+    folder = dist_info(root, project)
     metadata = folder / "METADATA"
     version = _version(_metadata_field(metadata, "Version"), metadata)
 
@@ -289,7 +284,7 @@ def detect_installed(site: Path, name: str) -> SourceTree:
             hint=_install_again(name, version),
         )
 
-    return replace(tree, version=version)
+    return SourceTree(root=root, project=project, version=version, kind="installed")
 
 
 def _metadata_field(place: Path, name: str) -> str:

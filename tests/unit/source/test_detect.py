@@ -123,7 +123,9 @@ def test_an_installed_package(installed):
     )
     assert tree.exists("vllm/__init__.py")
     assert state_folder(tree) == installed / "vllm" / ".patchkit"
-    assert dist_info(tree) == installed / "vllm-0.19.1+cu130.dist-info"
+    assert (
+        dist_info(tree.root, tree.project) == installed / "vllm-0.19.1+cu130.dist-info"
+    )
 
 
 @pytest.mark.parametrize(
