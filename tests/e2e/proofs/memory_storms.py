@@ -63,15 +63,18 @@ PATIENCE = 90  # seconds until it serves again: systemd waits 20 before a start
 PATIENCE_WITHOUT = 40  # without a guard nothing has to hold
 SERVING = "serving"
 QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
-# What a node shows in one login: whether the model answers, states of two units, processes.
+# What a node shows in one login: microseconds in which all processes waited for memory, whether the
+# model answers, states of two units, processes.
 LOOK = f"""\
+sed -n 's/^full.*total=//p' /proc/pressure/memory
 curl -sf -m 5 -o /dev/null {URL}/v1/completions --json '{QUESTION}' && echo answers || echo silent
 systemctl --user show -P ActiveState {UNIT}
 systemctl show -P ActiveState storm
 pgrep -f '[b]in/vllm serve|[V]LLM::Worker' | sort
 """
+LOOK_LINES = 4  # and one for each process
 KILLED = re.compile(r"Out of memory: Killed process \d+ \(([^)]*)\)")
-REASON = re.compile(r"memory|GiB|floor")
+REASON = re.compile(r"GiB left")
 
 
 @dataclass(frozen=True)
@@ -180,12 +183,16 @@ class Logins:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a storm: the slowest login, whom the kernel killed, and how it ended."""
+    """What came of a storm: the slowest login, whom the kernel killed, and how it ended.
+
+    ``stalled`` are the seconds in which all processes waited for memory, None if nobody can ask.
+    """
 
     storm: Storm
     end: str
     is_right: bool = False
     worst: float = GONE
+    stalled: float | None = None
     killed: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -194,13 +201,18 @@ class Outcome:
         killed = ", ".join(f"{n} {name}" for name, n in self.killed.most_common(4))
         if more := len(self.killed) - 4:
             killed += f", {more} more" * (more > 0)
-        return (f"`{self.storm.name}`", worst, killed or "–", self.end)
+        stalled = "–" if self.stalled is None else f"{self.stalled:.1f}"
+        return (f"`{self.storm.name}`", worst, stalled, killed or "–", self.end)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What a node shows: whether the model answers, states of units, the ranks' processes."""
+    """What a node shows: whether the model answers, states of units, the ranks' processes.
 
+    ``stalled`` are the seconds since its boot in which all processes waited for memory.
+    """
+
+    stalled: float
     answers: bool
     unit: str
     storm: str
@@ -283,10 +295,12 @@ class Sea:
         with Logins(machine=machine) as logins:
             self.begin(storm)
             end, is_right = self._wait_for_end(storm, before, logins)
+        after = self._look()
         text = machine.console.read_text("utf-8", "replace")
         return Outcome(
             storm=storm,
             worst=logins.worst,
+            stalled=after.stalled - before.stalled if after else None,
             killed=Counter(KILLED.findall(text)),
             end=end,
             is_right=is_right,
@@ -294,16 +308,22 @@ class Sea:
 
     def _look(self) -> Look | None:
         done = self.machine.user("sh", "-c", LOOK, seconds=GONE)
-        if len(lines := done.output.splitlines()) < len(("answer", "unit", "storm")):
+        lines = done.output.splitlines()
+        if len(lines) < LOOK_LINES:
             return None
-        answer, unit, storm, *ranks = lines
+        stalled, answer, unit, storm, *ranks = lines
         return Look(
-            answers=answer == "answers", unit=unit, storm=storm, ranks=tuple(ranks)
+            stalled=int(stalled) / 1e6,
+            answers=answer == "answers",
+            unit=unit,
+            storm=storm,
+            ranks=tuple(ranks),
         )
 
     def _wait_for_end(
         self, storm: Storm, before: Look, logins: Logins
     ) -> tuple[str, bool]:
+        look: Look | None = before
         if storm.calm:
             time.sleep(CALM_SECONDS)
             while (look := self._look()) is None and not logins.is_lost:
@@ -311,7 +331,6 @@ class Sea:
             lives = look is not None and look.ranks == before.ranks
             return ("the rank lives", True) if lives else ("FALSE KILL", False)
 
-        look: Look | None = before
         deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
             time.sleep(2)
@@ -342,7 +361,13 @@ class Sea:
         return f"stopped: {' '.join(reasons)[:200]}", bool(reasons)
 
 
-HEADER = ("storm", "slowest login, s", "killed by the kernel", "end")
+HEADER = (
+    "storm",
+    "slowest login, s",
+    "all waited for memory, s",
+    "killed by the kernel",
+    "end",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
