@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -22,7 +22,6 @@ from patchkit.source.tree import SourceTree
 
 # path → (before, after); before is None for a file that is created.
 TextPairs = dict[str, tuple[str | None, str]]
-Step = tuple[Verdict, TextPairs]  # a verdict, and the texts that it changes
 
 _CODE_ALONE = "decided by the code alone"
 _LEFT_OUT = "left out with --without"
@@ -121,22 +120,6 @@ def _check_required(
                     why=required.why,
                     hint=f"add --with {required_id}, or leave {fix.id} out too",
                 )
-
-
-def patch_steps(tree: SourceTree, verdicts: Sequence[Verdict]) -> Iterator[Step]:
-    """Yield each verdict that has edits, with the texts before and after its own edits.
-
-    ``tree`` is the stock tree; each step starts from the result of the one before.
-    """
-    for verdict in verdicts:
-        if verdict.edits:
-            after = with_edits(tree, verdict.edits)
-            texts: TextPairs = {}
-            for path in sorted({edit.path for edit in verdict.edits}):
-                texts[path] = (tree.find(path), after.read(path))
-
-            yield verdict, texts
-            tree = after
 
 
 @frozen

@@ -29,7 +29,7 @@ from patchkit.wheel.build.make import BuiltWheel, clean_environment, platform_ta
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import require_portable
-from patchkit.wheel.file.sbom import as_text, compiled_sbom
+from patchkit.wheel.file.labels import as_text
 from patchkit.wheel.file.wheelfile import FACTS, Facts
 from patchkit.wheel.file.write import seal_wheel
 
@@ -172,7 +172,6 @@ def pack_wheel(
         if path.is_file()
     }
     texts[FACTS] = as_text(facts)
-    texts[f"sboms/{facts['project']}.cdx.json"] = as_text(compiled_sbom(facts))
     # The sealed wheel's tag says which glibc its libraries need.
     tag = platform_tag(raw, provided)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, {})

@@ -43,7 +43,7 @@ from patchkit.wheel.build.torch_toolkit import (
     c_compiler,
     target_site,
 )
-from patchkit.wheel.file.sbom import (
+from patchkit.wheel.file.labels import (
     CUDA_LICENSE,
     as_text,
     digest_label,

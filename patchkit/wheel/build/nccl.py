@@ -27,7 +27,7 @@ from patchkit.wheel.build.make import (
     run_build,
 )
 from patchkit.wheel.build.toolchain import check_toolchain
-from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
+from patchkit.wheel.file.labels import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.wheelfile import Facts
 
 # Bytes of disk: 2.29.7 for one arch leaves 204 MB, and compilers write temporary files.

@@ -25,7 +25,6 @@ from patchkit.frozen import Texts, frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.ledger import LedgerRequest, ledger_path, original_path
-from patchkit.patching.plan import patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.source.project import projects
@@ -41,9 +40,9 @@ from patchkit.wheel.device.libraries import (
     needed_versions,
     require_loading,
 )
+from patchkit.wheel.file.labels import UNLABELLED, NewWheel, name_wheel
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
-from patchkit.wheel.file.sbom import UNLABELLED, NewWheel, name_wheel
 from patchkit.wheel.file.wheelfile import ANY, Facts
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
@@ -250,13 +249,12 @@ def _make_additions(
 
     version = f"{origin.version.public}+{label}"
     facts = _repack_facts(patched, kernels, native, version)
-    steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
     members = {
         **_patched_files(patched, version),
         **_version_file(patched, version),
         **native.members,
     }
-    return name_wheel(origin.wheel, _wheel_tag(origin, kernels), facts, steps, members)
+    return name_wheel(origin.wheel, _wheel_tag(origin, kernels), facts, members)
 
 
 def _wheel_tag(origin: Origin, kernels: Kernels) -> str:

@@ -49,7 +49,7 @@ from patchkit.wheel.device.libraries import (
     require_loading,
     require_portable,
 )
-from patchkit.wheel.file.sbom import as_text, wheel_sbom
+from patchkit.wheel.file.labels import as_text
 from patchkit.wheel.file.wheelfile import FACTS, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
@@ -145,7 +145,6 @@ def _make_vllm_wheel(
     texts = {
         **prepared.texts,
         FACTS: as_text(facts),
-        "sboms/patchkit.cdx.json": as_text(wheel_sbom(facts, prepared.steps)),
     }
     tag = platform_tag(raw, _PROVIDED)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, native.members)

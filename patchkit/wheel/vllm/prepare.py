@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from patchkit.errors import ProofError, UsageError
 from patchkit.frozen import Values, frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
-from patchkit.patching.plan import Step, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.build import (
@@ -53,7 +52,7 @@ from patchkit.wheel.build.compiled import order_facts
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
-from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
+from patchkit.wheel.file.labels import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.repack.repack import fix_states
@@ -120,13 +119,11 @@ def vllm_source(
 class Prepared:
     """The inputs of a build; ``texts`` go into .dist-info, by their path there.
 
-    ``steps`` come from the plan; ``site`` is the folder with torch and NVIDIA's libraries for the
-    CPU of the wheel.
+    ``site`` is the folder with torch and NVIDIA's libraries for the CPU of the wheel.
     """
 
     facts: Facts
     texts: Values
-    steps: Sequence[Step]
     gathered: Gathered
     python: Path
     site: Path
@@ -150,8 +147,6 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     if workspace.ledger:  # without its date: the wheel is the same on every day
         ledger = replace(workspace.ledger, date="")
         texts["patchkit.ledger.json"] = ledger.to_json().decode()
-    # Made into a list now, since the tree that it reads changes below.
-    steps = list(patch_steps(workspace.tree, outcome.verdicts))
 
     # Detected anew, since the tree of the workspace reads upstream's texts.
     tree = detect(source, "vllm")
@@ -170,7 +165,6 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
         facts=_vllm_facts(order, source, outcome, gathered, environment),
         # With the licences of what is compiled in (PEP 639).
         texts={**texts, **gathered.notices},
-        steps=steps,
         gathered=gathered,
         python=environment.python,
         site=site,

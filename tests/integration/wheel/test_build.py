@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 
 import patchkit
-from patchkit.wheel.file.sbom import compiled_sbom
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
 from support import run_program
@@ -114,13 +113,9 @@ def test_from_sources_to_a_wheel(built, cli, machine):
             f"{home}/WHEEL",
             f"{home}/licenses/LICENSE.txt",
             f"{home}/patchkit.json",
-            f"{home}/sboms/nccl.cdx.json",
             f"{home}/RECORD",
         ]
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
-        assert json.loads(bundle.read(f"{home}/sboms/nccl.cdx.json")) == compiled_sbom(
-            facts
-        )
         metadata = bundle.read(f"{home}/METADATA").decode()
     assert f"Version: {facts['wheel']}\n" in metadata
     assert (
