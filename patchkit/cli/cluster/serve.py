@@ -102,8 +102,8 @@ def up_command(model: str, cluster: Cluster) -> Blocks:
     yield GOOD + f"{units.model.name} {what} on {nodes}"
 
     command = units.ranks[0].command
-    if command and since:
-        for line in memory_lines(command.plan) if command.plan else ():
+    if since:
+        for line in memory_lines(command.plan):
             tell(line)
         for line in note_lines(command.limits, command.advice):
             tell(line)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from patchkit.cli.render import counted_noun
 from patchkit.runtime.memory.plan import MemoryPlan, MemoryRow
 
 _WIDTH = 60  # columns of the picture
 _CACHE = "KV cache"
 
 
-def memory_lines(plan: MemoryPlan) -> Iterator[str]:
-    """Yield the lines of a plan; none for a plan that lacks parts."""
-    total = plan.pool.gib
-    if not (total and plan.is_whole):
+def memory_lines(plan: MemoryPlan | None) -> Iterator[str]:
+    """Yield the lines of a plan; none for no plan, or one that lacks parts."""
+    if plan is None or not plan.is_whole:
         return
 
+    total = plan.total_gib
     cache = MemoryRow(name=_CACHE, gib=max(plan.cache_gib, 0), source=_cache_text(plan))
     rows = [*plan.rows, cache, *plan.outside]
     rest = total - sum(row.gib for row in rows)
@@ -35,9 +36,8 @@ def _cache_text(plan: MemoryPlan) -> str:
     longest = plan.longest_context
     if not longest:
         return "how long a request may be is unknown"
-    requests = plan.fitting_sequences(longest)
-    noun = "request" if requests == 1 else "requests"
-    return f"{requests} {noun} of {longest:,} tokens"
+    requests = counted_noun(plan.fitting_sequences(longest), "request")
+    return f"{requests} of {longest:,} tokens"
 
 
 def _draw(rows: list[MemoryRow], total: float) -> str:
@@ -46,7 +46,6 @@ def _draw(rows: list[MemoryRow], total: float) -> str:
     end = 0.0
     for row in rows:
         end += max(row.gib, 0)
-        letter = row.name[0].upper() if row.name != "unused" else "."
         columns = round(end / total * _WIDTH)
-        bar += letter * (columns - len(bar))
-    return f"[{bar[:_WIDTH]:.<{_WIDTH}}]"
+        bar += row.name[0].upper() * (columns - len(bar))
+    return f"[{bar[:_WIDTH]:<{_WIDTH}}]"

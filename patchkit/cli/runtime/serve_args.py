@@ -101,9 +101,8 @@ def serve_args_command(
         yield Data(shlex.join(command.words) + "\n")
 
     # Standard output is for the command alone.
-    if command.plan:
-        for line in memory_lines(command.plan):
-            tell(line)
+    for line in memory_lines(command.plan):
+        tell(line)
     for line in note_lines(command.notes, command.advice):
         tell(line)
     if url:

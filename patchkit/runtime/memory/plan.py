@@ -123,14 +123,19 @@ class MemoryPlan:
         return self.cache is not None
 
     @property
+    def total_gib(self) -> float:
+        """Return the size of the memory."""
+        assert self.pool.gib is not None
+        return self.pool.gib
+
+    @property
     def room_gib(self) -> float:
         """Return what vLLM can take on the GPU: its share, or all that the others leave.
 
         The share does not count where the size of the cache is given.
         """
-        total = self.pool.gib or 0.0
-        rest = total - sum(row.gib for row in self.outside)
-        return rest if self.given_gib else min(total * self.share, rest)
+        rest = self.total_gib - sum(row.gib for row in self.outside)
+        return rest if self.given_gib else min(self.total_gib * self.share, rest)
 
     @property
     def cache_gib(self) -> float:
@@ -149,7 +154,7 @@ class MemoryPlan:
 
         vLLM does not start unless its whole share is free, whatever the size of the cache.
         """
-        share = (self.pool.gib or 0.0) * self.share
+        share = self.total_gib * self.share
         return max(self._start_gib + self.cache_gib, share)
 
     @property
@@ -161,7 +166,7 @@ class MemoryPlan:
     def share_within(self, free_gib: float) -> float:
         """Return the largest share, in hundredths, that takes no more than is free."""
         processes = self._start_gib - sum(row.gib for row in self.rows)
-        return math.floor((free_gib - processes) / (self.pool.gib or 1.0) * 100) / 100
+        return math.floor((free_gib - processes) / self.total_gib * 100) / 100
 
     @property
     def longest_context(self) -> int:
@@ -184,10 +189,12 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Return whether weights and all else fit, with room for a request of some length."""
+        if self.cache_gib < self.given_gib:
+            return False
+
+        # Without a config nobody knows how long a request may be.
         is_context_known = bool(self.cache and self.context)
-        return self.cache_gib >= self.given_gib and (
-            not is_context_known or self.longest_context > 0
-        )
+        return self.longest_context > 0 or not is_context_known
 
 
 def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
