@@ -221,6 +221,10 @@ def smaller_cache(settings: Settings, missing: float) -> str:
 def keep_cache(settings: Settings, missing: float) -> None:
     """Let the starts of this node's rank take the cache of ``smaller_cache``, else the planned."""
     path = record_path(settings["name"], "env")
+    if not missing:
+        path.unlink(missing_ok=True)  # on a full disk nothing could be written
+        return
+
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     flag = smaller_cache(settings, missing)

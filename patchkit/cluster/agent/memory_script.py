@@ -165,7 +165,8 @@ class MemoryGuard:
             self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
         self._record = open_record(self.name, "json")
         if not os.fstat(self._record).st_size:
-            put_record(self._record, b" ")  # takes a block: later the disk may be full
+            with suppress(OSError):  # takes a block: later the disk may be full
+                put_record(self._record, b" ")
         self._figures = open_record(self.name, BOOT.read_text().strip())
         for boot in recorded_boots(self.name)[:-_BOOTS]:
             record_path(self.name, boot).unlink()

@@ -19,6 +19,7 @@ from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.finding import Level
 from support import write_files
 from support.clusters import reports
+from support.needed import need
 
 MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
 NODES = [
@@ -132,6 +133,7 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
 
 
 def test_of_a_node_that_does_not_answer_each_step_says_so() -> None:
+    need("ssh")
     node = GpuNode(node="nobody.invalid", python="", address="", variables={})
     steps = run_steps(node, SMOKE_TEST["step"])
     assert [step.step for step in steps] == [row["step"] for row in SMOKE_TEST["step"]]

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.group_script import ALONE, SMALLER, ended, spread
+from patchkit.cluster.agent.group_script import (
+    ALONE,
+    SMALLER,
+    ended,
+    keep_cache,
+    spread,
+)
 from patchkit.cluster.agent.memory_record import (
     MemoryStop,
     encode_stop,
@@ -170,6 +176,17 @@ def test_a_start_after_a_kill_for_memory_takes_less_once(
     ended(head)
     assert asked().endswith(stays)
     assert env.exists() == bool(smaller)  # a boot takes it again
+
+
+def test_the_planned_cache_needs_no_room_on_the_disk(head, monkeypatch):
+    monkeypatch.setattr(Path, "write_text", lambda *_: 1 / 0)
+    keep_cache(head, 0.0)  # nothing was there
+    with pytest.raises(ZeroDivisionError):
+        keep_cache(head, 2.0)
+
+    write_files(record_path("vllm", "").parent, {record_path("vllm", "env"): "X=1\n"})
+    keep_cache(head, 0.0)
+    assert not record_path("vllm", "env").exists()
 
 
 @pytest.mark.parametrize("stop", [None, replace(STOP, start="2")])
