@@ -60,7 +60,6 @@ CALM_SECONDS = 25
 QUIET_SECONDS = 8
 LOST_SECONDS = 18  # without a login: nobody waits for that machine any more
 PATIENCE = 90  # seconds until it serves again: systemd waits 20 before a start
-PATIENCE_WITHOUT = 40  # without a guard nothing has to hold
 SERVING = "serving"
 QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
 # What a node shows in one login: microseconds in which all processes waited for memory, whether the
@@ -331,7 +330,7 @@ class Sea:
             lives = look is not None and look.ranks == before.ranks
             return ("the rank lives", True) if lives else ("FALSE KILL", False)
 
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             time.sleep(2)
             look = self._look()
@@ -347,10 +346,6 @@ class Sea:
         if look is not None and look.answers:
             return "the rank lives", True
         return "not served", False
-
-    @property
-    def patience(self) -> int:
-        return PATIENCE if self.floor > 0 else PATIENCE_WITHOUT
 
     def _read_reason(self) -> tuple[str, bool]:
         """Return what `status` says of a group that stays down."""
