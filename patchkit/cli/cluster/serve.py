@@ -70,6 +70,7 @@ _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its 
 _STOPPING = ("stop", "final", "cleaning")
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str]  # with its colour, "" for none
+_LATEST = 2**32  # seconds since 1970: a node may say anything
 _WORDS = RECIPES / "units" / "words.toml"
 _UNIT_WORDS = read_toml(dict[str, str], _WORDS, key="step")
 _STATES = read_toml(dict[str, _Word], _WORDS, key="state")
@@ -487,7 +488,7 @@ def _memory_notes(node: Remote, state: NodeState, guard: str) -> Lines:
         yield lead_word("memory") + f"{name}: {unit.text}"
 
     if stop := state.memory_stop:
-        clock = time.strftime("%F %T", time.localtime(stop.time))
+        clock = time.strftime("%F %T", time.localtime(min(abs(stop.time), _LATEST)))
         text = "; ".join(filter(None, (stop.text, stop.after)))
         yield lead_word("memory") + f"{clock} {name}: {text}"
 

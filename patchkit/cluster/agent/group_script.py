@@ -188,6 +188,8 @@ def ended(settings: Settings) -> None:
     stop = read_stop(settings["name"])
     if stop is None or stop.start != settings["id"] or stop.after:
         return
+    if time.time() - stop.time > _FRESH:
+        return
 
     flag = smaller_cache(settings, stop.missing)
     after = "it stays down: no smaller cache is tried; `patchkit up` starts it again"
@@ -207,15 +209,17 @@ def ended(settings: Settings) -> None:
 def smaller_cache(settings: Settings, missing: float) -> str:
     """Return the flag for a cache that is ``missing`` GiB smaller than planned.
 
-    Returns "" if there is no such cache, or if nothing is missing.
+    Returns "" if nothing is missing, or if such a cache does not hold the longest context: vLLM
+    would stop after it has loaded the weights.
     """
-    flag, value = settings["cache"]
+    flag, value, least = settings["cache"]
     if flag.endswith("-bytes"):
         smaller = int(value - missing * _GIB)
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         smaller = round(value - missing * _GIB / total, 3)
-    return f"{flag} {smaller}" if flag and missing and smaller > 0 else ""
+        least = 0.0
+    return f"{flag} {smaller}" if flag and missing and smaller > least else ""
 
 
 def keep_cache(settings: Settings, missing: float) -> None:
@@ -430,7 +434,7 @@ def watch(settings: Settings, rank: str) -> None:
         text = f"{worker['node']}: {ending.text}"
         if stop := parse_stop(ending.text):
             text = f"{worker['node']}: {stop.text}"
-            write_stop(settings["name"], replace(stop, text=text))
+            write_stop(settings["name"], replace(stop, text=text, time=time.time()))
         leave(1, text)
     except KeyboardInterrupt:
         if link:
@@ -606,6 +610,7 @@ def hold(settings: Settings, group: str, missing: str) -> NoReturn:
 
 def held(settings: Settings) -> None:
     """Start this node's rank; stop it when the head says so, is gone or is silent."""
+    began = time.time()
     unit = settings["unit"]
     done = run_tool(*_SYSTEMCTL, "start", unit)
     if done.returncode:
@@ -626,7 +631,7 @@ def held(settings: Settings) -> None:
     run_tool(*_SYSTEMCTL, "stop", unit)
 
     stop = read_stop(settings["name"])
-    if stop and stop.start == settings["id"] and time.time() - stop.time < _FRESH:
+    if stop and stop.start == settings["id"] and stop.time >= began:
         leave_link(1, encode_stop(stop).decode())
 
     # A node that shuts down ends the rank: that is no fault of the rank.

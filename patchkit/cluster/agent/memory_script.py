@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import gc
 import mmap
 import os
@@ -63,6 +64,7 @@ def guard(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, watch.end)
 
+    _user_names()
     for _ in range(_WARM):  # memory that later looks use again
         watch.look_at_processes(watch.read_memory())
     watch.look()  # begins the thread
@@ -271,8 +273,8 @@ class MemoryGuard:
             text=text,
             missing=round((self.mark - memory.left) / _GIB, 2),
         )
-        say(f"memory: {text}")
         put_record(self._record, encode_stop(stop))
+        say(f"memory: {text}")
 
     def _describe(self, memory: MemoryLeft) -> str:
         floor = self.floor / _GIB
@@ -327,10 +329,9 @@ def _read_processes() -> Iterator[tuple[int, ProcessSize]]:
     """Yield all processes that have memory, by number."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process ended
-            descriptor = os.open(folder / "stat", os.O_RDONLY)
-            text = os.read(descriptor, mmap.PAGESIZE)
-            user = os.fstat(descriptor).st_uid
-            os.close(descriptor)
+            with (folder / "stat").open("rb", buffering=0) as file:
+                text = file.read(mmap.PAGESIZE)
+                user = os.fstat(file.fileno()).st_uid
 
             # "(NAME) STATE ...": a name may have parentheses in it.
             program, _, fields = text.partition(b"(")[2].rpartition(b") ")
@@ -362,14 +363,15 @@ def describe_growth(before: ProcessSizes, after: ProcessSizes) -> str:
     subject = "memory of no process, as a GPU's,"
     if most and growth[most] >= nobody:
         process = after.rows[most]
-        subject = f"{process.name} (process {most} of {_user_name(process.user)})"
+        user = _user_names().get(process.user, f"user {process.user}")
+        subject = f"{process.name} (process {most} of {user})"
     return f"{subject} grew by {grown / _GIB:.1f} GiB in {after.at - before.at:.0f} s"
 
 
-def _user_name(number: int) -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(number).pw_name
-    return f"user {number}"
+@functools.cache
+def _user_names() -> dict[int, str]:
+    """Return the names of this machine's users, read once: later a look-up could block."""
+    return {user.pw_uid: user.pw_name for user in pwd.getpwall()}
 
 
 if __name__ == "__main__":

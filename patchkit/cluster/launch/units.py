@@ -40,6 +40,7 @@ from patchkit.runtime.rules.variable_rules import (
 )
 from patchkit.runtime.serve.request import MASTER_PORT, models_url
 from patchkit.target import targets
+from patchkit.units import BYTES_PER_GIB
 
 SCRIPTS = {
     "group.py": group_script,
@@ -170,12 +171,20 @@ class GroupUnits:
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
 
-    def _cache_flag(self, rank: PlannedRank) -> tuple[str, float]:
-        """Return the flag that sizes a rank's cache, and its value; "" for none."""
+    def _cache_flag(self, rank: PlannedRank) -> tuple[str, float, float]:
+        """Return the flag that sizes a rank's cache, its value, and the least; "" for none.
+
+        The least, in bytes, holds one request with the longest context.
+        """
         flags = given_flags(self.words(self.ranks.index(rank)))
         # vLLM goes by the share only if there is no size in bytes.
         flag = CACHE_BYTES if CACHE_BYTES in flags else SHARE
-        return (flag, float(flags[flag])) if flag in flags else ("", 0.0)
+        if flag not in flags:
+            return "", 0.0, 0.0
+
+        plan = rank.command.plan
+        least = plan.request_gib(plan.longest_context) * BYTES_PER_GIB if plan else 0.0
+        return flag, float(flags[flag]), least
 
     def memory_floor(self, rank: PlannedRank) -> float:
         """Return the GiB below which a rank is ended, 0 for never."""

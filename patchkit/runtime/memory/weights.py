@@ -120,21 +120,23 @@ def rank_bytes(checkpoint: Checkpoint, division: Division, flags: Values) -> flo
     """Return the bytes of weights of the rank that holds most."""
     heads = read_count(checkpoint.config, "num_key_value_heads") or division.tensor
     bytes_by_layer: Counter[int] = Counter()
+    aside = 0.0
     outside = []
 
     for tensor in _loaded_tensors(checkpoint, flags):
         size = _loaded_size(tensor) / _count_parts(tensor, division.tensor, heads)
-        if tensor.layer is None or tensor.aside:
+        if tensor.aside:
+            aside += size
+        elif tensor.layer is None:
             outside.append(size)
         else:
             bytes_by_layer[tensor.layer] += math.ceil(size)
 
     layers = math.ceil(len(bytes_by_layer) / division.layer)
     largest = sum(sorted(bytes_by_layer.values())[-layers:]) if layers else 0
-    if division.layer == 1:
-        return largest + sum(outside) + _rope_bytes(checkpoint)
     # The first stage of a pipeline has the embeddings, the last one the head.
-    return largest + max(outside, default=0) + _rope_bytes(checkpoint)
+    tables = sum(outside) if division.layer == 1 else max(outside, default=0)
+    return largest + aside + tables + _rope_bytes(checkpoint)
 
 
 def embedding_bytes(checkpoint: Checkpoint, tensor_parts: int) -> float:

@@ -125,7 +125,7 @@ def test_a_lost_link_is_no_failed_start_whatever_its_last_words(
     assert words.removeprefix("patchkit-rank: ") in done.stdout
 
 
-STOP = MemoryStop(start="1", time=9.0, text="1.9 GiB left", missing=2.0)
+STOP = MemoryStop(start="1", time=time.time() + 600, text="1.9 GiB left", missing=2.0)
 KV = "--kv-cache-memory-bytes"
 SHARE = "--gpu-memory-utilization"
 
@@ -140,16 +140,23 @@ def head(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "asked").touch()
     unit = "patchkit-vllm.service"
-    return {"id": "1", "name": "vllm", "unit": unit, "cache": (KV, 9e9), "workers": {}}
+    return {
+        "id": "1",
+        "name": "vllm",
+        "unit": unit,
+        "cache": (KV, 9e9, 0.0),
+        "workers": {},
+    }
 
 
 @pytest.mark.parametrize(
     ("cache", "smaller"),
     [
-        ((KV, 9e9), f"{KV} {int(9e9) - (2 << 30)}"),
-        ((SHARE, 0.8), f"{SHARE} {0.8 - 2 / TOTAL_GIB:.3f}"),
-        ((KV, 2e9), ""),  # all of it was missing
-        (("", 0.0), ""),
+        ((KV, 9e9, 0.0), f"{KV} {int(9e9) - (2 << 30)}"),
+        ((SHARE, 0.8, 0.0), f"{SHARE} {0.8 - 2 / TOTAL_GIB:.3f}"),
+        ((KV, 9e9, 8e9), ""),  # less than the longest context takes
+        ((KV, 2e9, 0.0), ""),  # all of it was missing
+        (("", 0.0, 0.0), ""),
     ],
 )
 def test_a_start_after_a_kill_for_memory_takes_less_once(
@@ -171,7 +178,7 @@ def test_a_start_after_a_kill_for_memory_takes_less_once(
     ended(head)  # another crash follows: the kill is dealt with
     assert (asked(), read_stop("vllm").after) == ("" if smaller else stays, after)
 
-    write_stop("vllm", replace(STOP, time=10.0))
+    write_stop("vllm", replace(STOP, time=STOP.time + 1))
     monkeypatch.setenv(SMALLER, "what the unit read")
     ended(head)
     assert asked().endswith(stays)
@@ -189,7 +196,9 @@ def test_the_planned_cache_needs_no_room_on_the_disk(head, monkeypatch):
     assert not record_path("vllm", "env").exists()
 
 
-@pytest.mark.parametrize("stop", [None, replace(STOP, start="2")])
+@pytest.mark.parametrize(
+    "stop", [None, replace(STOP, start="2"), replace(STOP, time=9.0)]
+)
 def test_an_end_that_was_not_for_memory_changes_nothing(head, stop):
     if stop:
         write_stop("vllm", stop)
@@ -210,7 +219,8 @@ def test_the_head_knows_of_a_kill_on_a_worker_and_its_start_tells_all(
     watches = [sys.executable, ALONE, "group.py", "watch", "1"]
     done = subprocess.run(watches, capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("spark2: 1.9 GiB left\n"), done.stderr
-    assert read_stop("vllm") == replace(STOP, text="spark2: 1.9 GiB left")
+    stop = read_stop("vllm")
+    assert stop == replace(STOP, text="spark2: 1.9 GiB left", time=stop.time)
     assert Path("links").read_text().endswith("group.py hold 1 2.0\n")
     ended(head)
     assert "the next start takes 2.0 GiB less" in read_stop("vllm").after

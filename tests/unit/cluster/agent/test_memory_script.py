@@ -142,7 +142,7 @@ def test_the_one_who_grew_is_named(group):
         text = describe_growth(guard._looks[0], guard._looks[-1])
         hog.kill()
     assert (
-        f"(process {hog.pid} of {memory_script._user_name(os.getuid())}) grew by 0.3"
+        f"(process {hog.pid} of {memory_script._user_names()[os.getuid()]}) grew by 0.3"
         in text
     )
 

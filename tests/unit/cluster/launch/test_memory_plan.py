@@ -86,7 +86,7 @@ def test_what_args_ask_for_is_planned(tmp_path, args, flags, cache):
     units = units_of(file, [facts_with(tmp_path, 110, models=THERE)], FOLDER)
     (rank,) = units.ranks
     assert rank.command.plan.cache_gib == pytest.approx(cache, abs=0.3)
-    flag, value = units._node_settings(rank, {})["cache"]
+    flag, value, _least = units._node_settings(rank, {})["cache"]
     assert (flag, value / 2**30) == (BYTES, pytest.approx(cache, abs=0.3))
     words = dict(zip(rank.command.words, rank.command.words[1:], strict=False))
     for name, value in flags.items():
