@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from patchkit.runtime.rules.presets import FlagRule, FlagRules, LeaveOut, Limit, Preset
+from patchkit.runtime.rules.presets import FlagRule, FlagRules, LeaveOut, Preset
 from patchkit.runtime.rules.rule import Advice, describe_condition
 from tools.markdown import index, table
 
@@ -35,10 +35,6 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
     )
     yield "## What is left out\n\n" + table(
         ("rule", "flag", "when", "why", "evidence"), map(_left_out, rules.leave_out)
-    )
-    yield "## Not more than\n\n" + table(
-        ("rule", "flag", "when", "at most", "harmful from", "why", "evidence"),
-        map(_limit, rules.limits),
     )
     yield "## What no flag mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
@@ -81,19 +77,6 @@ def _left_out(rule: LeaveOut) -> tuple[str, ...]:
     )
 
 
-def _limit(limit: Limit) -> tuple[str, ...]:
-    numbers = (f"{limit.most:g}", f"{limit.harmful:g}")
-    flag = f"`{limit.flag}`"
-    return (
-        limit.id,
-        flag,
-        describe_condition(limit.when),
-        *numbers,
-        limit.reason,
-        _evidence(limit),
-    )
-
-
 def _preset(preset: Preset) -> tuple[str, ...]:
     flags = [
         f"`{name}`" if value is True else f"`{name} {value}`"
@@ -118,5 +101,5 @@ def _preset(preset: Preset) -> tuple[str, ...]:
     )
 
 
-def _evidence(entry: FlagRule | LeaveOut | Limit | Advice) -> str:
+def _evidence(entry: FlagRule | LeaveOut | Advice) -> str:
     return f"{entry.source} ({entry.evidence}, {entry.confidence})"

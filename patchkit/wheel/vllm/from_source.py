@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.errors import SourceError
+from patchkit.errors import BuildError, SourceError
 from patchkit.frozen import Values
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
@@ -224,11 +224,14 @@ def compile_wheel(
     # Warnings of the backend belong in the log, not on the terminal.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        wheel = hooks.build_wheel(str(out), {"--build-option": [_ABI]})
+        hooks.build_wheel(str(out), {"--build-option": [_ABI]})
     for warning in caught:
         log_line(root, f"{warning.filename}:{warning.lineno}: {warning.message}")
 
-    return out / wheel
+    wheels = sorted(out.glob("*.whl"))
+    if len(wheels) != 1:
+        raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
+    return wheels[0]
 
 
 def log_line(root: Path, line: str) -> None:
