@@ -9,7 +9,6 @@ from itertools import pairwise, takewhile
 
 from patchkit.frozen import positional
 from patchkit.runtime.check.content import (
-    RAY,
     SERVE,
     Assignment,
     CommandLine,
@@ -26,16 +25,11 @@ _SHELL = read_env_data("said")["shell"]
 _SERVER = read_env_data("said")["server"]
 _DEEPEST = 6  # levels of scripts in words of other scripts, as in sh -c 'sh -c "…"'
 _MOST_WORDS = 5000  # words of all servers of a file
-_DECLARATIONS = ("export", "declare", "typeset")
-_EXPORT_OPTIONS = {"-a", "+a", "allexport"}  # options of `set`
-_CONTAINER = "container"
 # `docker exec` is not needed here: its server is found by the words behind it.
-_CONTAINER_VERBS = ("run", "create")
-_VERB_DISTANCE = 7  # words behind `docker` among which its verb is searched
+_CONTAINER = "container"
+_STARTS = {name: re.compile(form) for name, form in _SERVER["starts"].items()}
 
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*[ \t]*)=(?P<value>.*)", re.DOTALL)
-_VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
-_DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
 _OPTION = re.compile(
     r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL
 )
@@ -85,7 +79,7 @@ class CommandReader:
     """Add the variables, servers and images of commands to the content of a file."""
 
     content: FileContent
-    exports_all: bool = False  # true behind `set -a`
+    exports_all: bool = False  # all variables of a script count as exported
     words_left: int = _MOST_WORDS  # words of further servers that may be read
 
     def read_script(
@@ -120,17 +114,13 @@ class CommandReader:
         if not words:
             return
 
-        texts = [word.text for word in words]
-        program = texts[0].rpartition("/")[2]
+        program = words[0].text.rpartition("/")[2]
         if _SPEECH.fullmatch(program):
             return
 
-        if program in _DECLARATIONS:
-            if program == "export" or "-x" in texts:
-                self.set_variables(words[1:], place.block)
-        elif program == "set" and not _EXPORT_OPTIONS.isdisjoint(texts):
-            self.exports_all = "+a" not in texts
-        elif all(map(_PAIR.fullmatch, texts)):
+        if program == "export":
+            self.set_variables(words[1:], place.block)
+        elif _count_pairs(words) == len(words):
             self.set_variables(words, place.block, is_private=not self.exports_all)
         else:
             self._read_program(words, place)
@@ -262,28 +252,11 @@ class CommandReader:
 def _find_start(words: Sequence[Word]) -> _Start | None:
     """Return the first start of a server or a container in a command, None if there is none."""
     for index, (word, next_word) in enumerate(pairwise(words)):
-        program = _find_server(word.text, next_word.text)
-        if program:
-            return _Start(program, index, words[index + 2 :])
-
-        if _DOCKER.fullmatch(word.text):
-            near_words = words[index + 1 : index + 1 + _VERB_DISTANCE]
-            for distance, verb in enumerate(near_words):
-                if verb.text in _CONTAINER_VERBS:
-                    return _Start(_CONTAINER, index, words[index + 2 + distance :])
+        for program, form in _STARTS.items():
+            if form.fullmatch(f"{word.text}\n{next_word.text}"):
+                return _Start(program, index, words[index + 2 :])
 
     return None
-
-
-def _find_server(program: str, verb: str) -> str:
-    """Return SERVE or RAY if two adjacent words start such a server, else ""."""
-    if verb == "serve" and _VLLM.fullmatch(program):
-        return SERVE
-    if program == "-m" and verb in _SERVER["modules"]:
-        return SERVE
-    if verb == "start" and program.rpartition("/")[2] == "ray":
-        return RAY
-    return ""
 
 
 def _count_pairs(words: Sequence[Word]) -> int:

@@ -28,7 +28,6 @@ PYTHON = "Python program"
 RUNNING = "running"  # not a file, but the environment and the command of a process
 
 SERVE = "vllm serve"
-RAY = "ray start"
 
 _SHOWN = 60  # characters of a name or a value in a message
 _TEXT_FIELDS = ("what", "why", "hint", "source")

@@ -19,7 +19,6 @@ SHELL_VARIABLES = [
     ("A_B=c\nexport A_B", ["1 A_B=c"]),
     ("export A_B\nA_B=c", ["2 A_B=c"]),
     ("A_B=c D_E=f vllm serve m", ["1 A_B=c", "1 D_E=f"]),
-    ("set -a\nA_B=c\nset +a\nD_E=f", ["2 A_B=c"]),
     (
         "docker run -it -e A_B=c --env D_E=f --env=G_H=i image",
         ["1 A_B=c", "1 D_E=f", "1 G_H=i"],
