@@ -199,14 +199,8 @@ def _check_half(
 
 
 def _check_link(netdev: Netdev) -> Finding:
-    carrier = "a" if netdev.carrier else "no"
-    return judge_check(
-        netdev.up and netdev.carrier,
-        netdev.name,
-        "link",
-        f"{netdev.state}, {carrier} carrier",
-        netdev=netdev.name,
-    )
+    name = netdev.name
+    return judge_check(netdev.linked, name, "link", netdev.link_state, netdev=name)
 
 
 def _check_speed(netdev: Netdev) -> Finding:
@@ -416,80 +410,64 @@ def verify_network(
 
 def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
     """Yield the addresses of the peer that are in a network of ``halves``."""
-    networks = [network for half in halves for network in half.networks]
     for netdev in peer.netdevs:
-        for address in netdev.lasting:
-            is_near = any(address.ip in network for network in networks)
-            if is_near and not host.has_address(str(address.ip)):
-                yield str(address.ip)
+        for address in map(str, (interface.ip for interface in netdev.lasting)):
+            if netdevs_towards(halves, address) and not host.has_address(address):
+                yield address
 
 
-@positional
-class WayVerdict:
-    """The result of one check of a way: ``route``, ``way`` (an echo) or ``mtu`` (a full frame).
+def way_checks(way: Way, netdev: str, peer: str) -> Findings:
+    """Yield the checks of a way to ``peer``: ``route``, ``way`` (an echo), ``mtu`` (a full frame).
 
-    ``reason`` describes the route, or an echo that failed; if the check was not made, ``passed`` is
-    None and ``reason`` says why. ``is_moot`` says that the check before it did not pass.
+    Packets should go through ``netdev``, directly. A check is made only if the one before it
+    passed: an echo that comes back by another way proves nothing. `net verify` and
+    `doctor --cluster` both judge so.
     """
+    passed: bool | None = way.netdev == netdev and not way.gateway
+    state = f"through {way.netdev}"
+    if way.gateway:
+        state += f", by way of {way.gateway}"
 
-    check: str
-    passed: bool | None
-    reason: str
-    is_moot: bool = False
-
-
-def judge_way(way: Way, netdev: str, peer: str) -> Iterator[WayVerdict]:
-    """Yield the verdicts about a way to ``peer``, which should lead through ``netdev`` directly.
-
-    A check is made only if the one before it passed: an echo that comes back by another way proves
-    nothing. `net verify` and `doctor --cluster` both judge so; a measurement of what the way
-    carries would be the check behind the last one.
-    """
-    is_right = way.netdev == netdev and not way.gateway
-    gateway = f", by way of {way.gateway}" if way.gateway else ""
-    verdict = WayVerdict("route", is_right, f"through {way.netdev}{gateway}")
     if not way.netdev:
-        verdict = WayVerdict("route", None, f"ip: {way.said}")
-    yield verdict
+        passed = None
+        state = f"ip: {way.said}"
+    elif not passed:
+        state += f", not through {netdev or 'a QSFP interface'}"
+
+    result = judge_check(passed, way.address, "route", state, way=way)
+    yield result
 
     for check, echo in (("way", way.plain), ("mtu", way.full)):
-        if verdict.passed:
-            verdict = WayVerdict(check, _PASSED[echo], way.said)
+        if result.level is Level.OK:
+            state = "came back" if _PASSED[echo] else way.said or "no answer"
+            result = judge_check(_PASSED[echo], way.address, check, state, way=way)
         else:
-            reason = verdict.reason
-            if verdict.passed is False:
-                reason = _NETWORK["untried"][verdict.check].format(peer=peer)
-            verdict = WayVerdict(check, None, reason, is_moot=True)
-        yield verdict
+            if result.level is Level.ERROR:
+                state = _NETWORK["untried"][result.about].format(peer=peer)
+            result = judge_check(None, way.address, "moot", state, check)
+        yield result
+
+
+def netdevs_towards(netdevs: Iterable[Netdev], address: str) -> list[str]:
+    """Return the names of the interfaces that are in a network of an IPv4 address."""
+    ip = IPv4Address(address)
+    return [
+        netdev.name
+        for netdev in netdevs
+        if any(ip in network for network in netdev.networks)
+    ]
 
 
 def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     """Check the way to one address of a peer: network, route, and echoes small and of full MTU."""
     where = way.address
-    pairs = [(half.name, network) for half in halves for network in half.networks]
-    ours = ", ".join(str(network) for _name, network in pairs)
-    names = (name for name, network in pairs if IPv4Address(where) in network)
-    name = next(names, "")
-    state = f"that of {name}" if name else f"is in none of {ours or 'ours'}"
-    yield judge_check(bool(name), where, "same network", state, ours=ours or "none")
+    networks = [str(network) for half in halves for network in half.networks]
+    ours = ", ".join(networks) or "none"
+    name = next(iter(netdevs_towards(halves, where)), "")
+    state = f"that of {name}" if name else f"is in none of {ours}"
+    yield judge_check(bool(name), where, "same network", state, ours=ours)
 
     frames = f"{way.mtu}-byte frames" if way.mtu else "jumbo frames"
     abouts = {"route": "route", "way": "echo", "mtu": frames}
-    for verdict in judge_way(way, name, where):
-        check = "moot" if verdict.is_moot else verdict.check
-        state = _describe_verdict(verdict, name)
-        about = abouts[verdict.check]
-        yield judge_check(verdict.passed, where, check, state, about, way=way)
-
-
-def _describe_verdict(verdict: WayVerdict, name: str) -> str:
-    """Return what a verdict says; ``name`` is the interface to the peer, "" for none."""
-    if verdict.check == "route":
-        state = verdict.reason
-        if verdict.passed is False:
-            state += f", not {name or 'a QSFP interface'}"
-        return state
-
-    if verdict.passed is None:
-        return verdict.reason
-    return "came back" if verdict.passed else verdict.reason or "no answer"
+    for result in way_checks(way, name, where):
+        yield replace(result, about=abouts[result.about])

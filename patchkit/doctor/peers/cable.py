@@ -5,11 +5,11 @@ A way is the route of packets from one node to an address of another node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Address
+from collections.abc import Sequence
+from dataclasses import replace
 
 from patchkit.cluster.agent.links import HEADERS, Way
-from patchkit.cluster.net.checks import WayVerdict, judge_way
+from patchkit.cluster.net.checks import netdevs_towards, way_checks
 from patchkit.cluster.ssh.ssh import explain_failure, sent_error
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -22,9 +22,9 @@ from patchkit.doctor.peers.node_report import (
     require,
     unchecked,
 )
-from patchkit.finding import Finding, Findings
+from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import frozen, positional
-from patchkit.runtime.host.host import Host, Netdev, overlaps
+from patchkit.runtime.host.host import Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _OF_WAYS = ("route", "way", "mtu")
@@ -70,7 +70,7 @@ class CableEnd:
         if self.taken:
             return f"{self.node} has the address of {self.taken[0].owner.node}"
 
-        dark = ", ".join(netdev.name for netdev in self.netdevs if _is_dark(netdev))
+        dark = ", ".join(netdev.name for netdev in self.netdevs if not netdev.linked)
         if dark:
             return f"{dark} of {self.node} has no carrier"
 
@@ -142,28 +142,14 @@ def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
 
     unique_names = dict.fromkeys(names)
     netdevs = tuple(filter(None, map(host.netdev, unique_names)))
-    return CableEnd(
-        report=node,
-        netdevs=netdevs,
-        holder=holder,
-        taken=tuple(_taken_addresses(node, host, nodes)),
-    )
-
-
-def _taken_addresses(
-    node: NodeReport,
-    host: Host,
-    nodes: Reports,
-) -> Iterator[TakenAddress]:
-    owners = {peer.address: peer for peer in nodes if peer is not node}
-    for netdev in host.netdevs:
-        for address in netdev.ipv4:
-            if owner := owners.get(str(address.ip)):
-                yield TakenAddress(owner, netdev.name, str(address))
-
-
-def _is_dark(netdev: Netdev) -> bool:
-    return not (netdev.up and netdev.carrier)
+    taken = [
+        TakenAddress(owner, netdev.name, str(address))
+        for owner in nodes
+        for netdev in host.netdevs
+        for address in netdev.ipv4
+        if owner is not node and str(address.ip) == owner.address
+    ]
+    return CableEnd(report=node, netdevs=netdevs, holder=holder, taken=tuple(taken))
 
 
 @check("cable")
@@ -171,13 +157,11 @@ def check_cable(end: CableEnd) -> Outcome:
     if not end.netdevs:
         raise NotCheckedError(end.obstacle or "no interface of the cluster is known")
 
-    dark = []
-    for netdev in filter(_is_dark, end.netdevs):
-        carrier = "a carrier" if netdev.carrier else "no carrier"
-        state = f"{netdev.state}, {carrier}"
-        fault = end.report.find("cable", netdev=netdev.name, state=state)
-        dark.append(fault)
-
+    dark = [
+        end.report.find("cable", netdev=netdev.name, state=netdev.link_state)
+        for netdev in end.netdevs
+        if not netdev.linked
+    ]
     shown = ", ".join(netdev.name for netdev in end.netdevs)
     return dark or {"netdevs": shown}
 
@@ -212,17 +196,12 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
 
     Return "" if the head lacks its address, or if the node's address or interface is not known.
     """
-    addresses = head.holder.ipv4 if head.holder else ()
-
-    prefixes = [
-        address.network.prefixlen
-        for address in addresses
-        if str(address.ip) == head.report.address
-    ]
-    if not prefixes or not end.report.address or not end.netdevs:
+    if not (head.holder and end.report.address and end.netdevs):
         return ""
 
-    address = f"{end.report.address}/{prefixes[-1]}"
+    position = head.holder.ips.index(head.report.address)
+    prefix = head.holder.ipv4[position].network.prefixlen
+    address = f"{end.report.address}/{prefix}"
     netdev = end.netdevs[0].name
     return end.report.command("sudo", "ip", "address", "add", address, "dev", netdev)
 
@@ -231,27 +210,14 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
 def check_address_twice(end: CableEnd) -> Outcome:
     """Return a finding for each address of another node that this node has as well."""
     end.report.part("facts")
-    findings = [
-        end.report.find(
-            "address-twice",
-            taken=taken,
-        )
-        for taken in end.taken
-    ]
-    return findings or {}
+    return [end.report.find("address-twice", taken=taken) for taken in end.taken] or {}
 
 
 @check("networks")
 def check_networks(end: CableEnd) -> Outcome:
     holder = require(end.holder, end.obstacle or "it has no address")
-    findings = [
-        end.report.find(
-            "networks",
-            overlap=overlap,
-        )
-        for overlap in overlaps(end.report.host, [holder.name])
-    ]
-
+    clashes = overlaps(end.report.host, [holder.name])
+    findings = [end.report.find("networks", overlap=clash) for clash in clashes]
     return findings or {"netdev": holder.name}
 
 
@@ -295,36 +261,29 @@ def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
         yield from (unchecked(about, end.node, peer.obstacle) for about in _OF_WAYS)
         return
 
+    if way.plain == "answers" and end.mtu != peer.mtu:
+        way = replace(way, full="unknown", said=f"{peer.node} has another MTU")
+
     netdev = _netdev_towards(end, way)
-    for verdict in judge_way(way, netdev, peer.node):
-        about = verdict.check
-        if about == "mtu" and not verdict.is_moot and end.mtu != peer.mtu:
-            yield unchecked(about, end.node, f"{peer.node} has another MTU")
-        elif verdict.passed is None:
-            yield unchecked(about, end.node, verdict.reason)
-        elif not verdict.passed:
-            yield _way_fault(verdict, end, peer, way, netdev)
+    for result in way_checks(way, netdev, peer.node):
+        if result.level is Level.UNKNOWN:
+            yield unchecked(result.about, end.node, result.what)
+        elif result.level is not Level.OK:
+            yield _way_fault(result, end, peer, way)
 
 
-def _way_fault(
-    verdict: WayVerdict,
-    end: CableEnd,
-    peer: CableEnd,
-    way: Way,
-    netdev: str,
-) -> Finding:
-    about = verdict.check
-    if about == "mtu":
-        ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
-        return make_finding(
-            about,
-            f"{end.node}, {peer.node}",
-            what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
-            command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
+def _way_fault(result: Finding, end: CableEnd, peer: CableEnd, way: Way) -> Finding:
+    if result.about != "mtu":
+        return end.report.find(
+            result.about, other=peer.node, way=way, route=result.what
         )
 
-    return end.report.find(
-        about, other=peer.node, way=way, route=verdict.reason, netdev=netdev
+    ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
+    return make_finding(
+        "mtu",
+        f"{end.node}, {peer.node}",
+        what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
+        command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
     )
 
 
@@ -334,13 +293,7 @@ def _netdev_towards(end: CableEnd, way: Way) -> str:
     That is the only interface in the network of the way's address; if none or several are in it,
     the one that has the node's address.
     """
-    ip = IPv4Address(way.address)
-
-    candidates = [
-        netdev.name
-        for netdev in end.report.host.netdevs
-        if any(ip in network for network in netdev.networks)
-    ]
+    candidates = netdevs_towards(end.report.host.netdevs, way.address)
     if len(candidates) == 1:
         return candidates[0]
     return end.holder.name if end.holder else ""

@@ -67,6 +67,16 @@ class Netdev:
         return self.state == "up" or (self.state == "unknown" and self.carrier)
 
     @property
+    def linked(self) -> bool:
+        """Return whether packets can leave: it is up, and has a carrier."""
+        return self.up and self.carrier
+
+    @property
+    def link_state(self) -> str:
+        carrier = "a" if self.carrier else "no"
+        return f"{self.state}, {carrier} carrier"
+
+    @property
     def ipv4(self) -> tuple[IPv4Interface, ...]:
         """Return its IPv4 addresses with their prefixes."""
         return tuple(
