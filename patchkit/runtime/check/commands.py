@@ -63,7 +63,7 @@ _WHOLE_FILE = Place()
 
 @positional
 class _Start:
-    """The words of a command that start ``program``: SERVE, RAY or a container.
+    """The words of a command that start ``program``, a key of the table of starts in said.toml.
 
     ``index`` is the position of the program's word in the command. ``arguments`` are the words
     behind the program's verb.
@@ -88,10 +88,7 @@ class CommandReader:
         line: int = 1,
         place: Place = _WHOLE_FILE,
     ) -> None:
-        """Read a script; ``line`` is the line of the file where its text begins.
-
-        A variable that the script exports anywhere is not private, also before the export.
-        """
+        """Read a script; ``line`` is the line of the file where its text begins."""
         if place.depth > _DEEPEST:
             return
 
@@ -99,12 +96,6 @@ class CommandReader:
             words = statement.words
             block = words[0].line if statement.is_indented else place.block
             self.read_command(words, replace(place, block=block))
-
-        if place.depth == 0:
-            for index, variable in enumerate(self.content.variables):
-                if variable.name in self.content.passed:
-                    public = replace(variable, is_private=False)
-                    self.content.variables[index] = public
 
     def read_command(self, words: Sequence[Word], place: Place) -> None:
         """Read one command: the variables that it sets, and the server or container it starts."""
@@ -135,7 +126,7 @@ class CommandReader:
                     word.line, pair["name"], pair["value"], block, is_private
                 )
                 self.content.variables.append(variable)
-            elif word.text.isidentifier():
+            elif word.text.isidentifier() and not is_private:
                 self.content.passed.add(word.text)
 
     def _read_program(self, words: Sequence[Word], place: Place) -> None:

@@ -159,7 +159,7 @@ class GivenFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A command that starts a server: ``program`` is SERVE or RAY, ``words`` are its arguments.
+    """A command that starts a server: ``program`` is SERVE or "ray start", ``words`` are its arguments.
 
     The server gets the variables of its block and of block 0. If a variable keeps the words for a
     script, ``kept_in`` is its name; whether the script starts a server with them is unknown.
@@ -231,10 +231,14 @@ class FileContent:
     images: list[Image] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
+    def exports(self, variable: Assignment) -> bool:
+        """Return whether a variable is set in the environment, also by an export elsewhere."""
+        return not variable.is_private or variable.name in self.passed
+
     @property
     def assignments(self) -> list[Assignment]:
         """Return the variables of the environment, without a script's private ones."""
-        return [variable for variable in self.variables if not variable.is_private]
+        return [variable for variable in self.variables if self.exports(variable)]
 
     @property
     def literals(self) -> list[Assignment]:

@@ -268,14 +268,15 @@ def check_secrets(checked: CheckedText) -> Findings:
 
 
 def _check_variable(variable: Assignment, checked: CheckedText) -> Findings:
+    is_exported = checked.content.exports(variable)
     if _is_placeholder_key(variable.value):
-        if not variable.is_private:
+        if is_exported:
             yield build_finding("placeholder-key", variable)
         return
 
     # The name of a script's private variable tells nothing, so only the form of its value counts.
     is_issued = matches_one(_TEXTS["tokens"], variable.value)
-    is_likely = not variable.is_private and _may_be_secret(variable.value)
+    is_likely = is_exported and _may_be_secret(variable.value)
 
     if checked.content.kind == RUNNING or not (is_issued or is_likely):
         return
