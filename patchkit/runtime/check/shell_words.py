@@ -12,7 +12,7 @@ _PIECE = re.compile(
     r"""
     (?P<blank>(?:[ \t\r]|\\\n)+)
   | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
-  | (?P<document><<-?[ \t]*(?P<quote>["']?)(?P<end>[\w.-]+)(?P=quote))
+  | (?P<document>(?<!<)<<-?[ \t]*(?P<quote>["']?)(?P<end>[A-Za-z_][\w.-]*)(?P=quote))
   | (?P<redirect>\d?(?:>>|>\||[<>])(?:&\d?-?)?[ \t]*)
   | (?P<array>(?<![^\s;&|()])[A-Za-z_]\w*\+?=\()
   | (?P<stop>\n|;+|&+|\|+|[()])
@@ -26,10 +26,6 @@ _PIECE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
-
-# Here-documents without an end after which no further end is searched for, since each search reads
-# the rest of the text.
-_MOST_ENDLESS = 50
 
 
 @positional
@@ -102,10 +98,12 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
 
 
 def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
-    """Yield the pieces of a script with their line numbers; skip the texts of here-documents."""
+    """Yield the pieces of a script with their line numbers; skip the texts of here-documents.
+
+    A here-document without an end is the last thing that is read.
+    """
     position = 0
     document_ends: list[str] = []
-    endless = 0
 
     while match := _PIECE.match(text, position):
         yield _Piece(str(match.lastgroup), match[0], line)
@@ -119,14 +117,10 @@ def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
             continue
 
         for end in document_ends:
-            if endless == _MOST_ENDLESS:
-                break
             end_line = rf"^[ \t]*{re.escape(end)}[ \t]*$\n?"
             document = re.compile(end_line, re.MULTILINE).search(text, position)
-
             if document is None:
-                endless += 1
-                continue
+                return  # a shell takes the rest of the text for the document
 
             line += text.count("\n", position, document.end())
             position = document.end()
