@@ -159,7 +159,7 @@ class GivenFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A command that starts a server: ``program`` is SERVE or "ray start", ``words`` are its arguments.
+    """A command that starts ``program``, SERVE or "ray start"; ``words`` are its arguments.
 
     The server gets the variables of its block and of block 0. If a variable keeps the words for a
     script, ``kept_in`` is its name; whether the script starts a server with them is unknown.
