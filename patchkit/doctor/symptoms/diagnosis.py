@@ -6,13 +6,16 @@ If neither texts nor facts decide between causes, all that they do not exclude a
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
+from patchkit.doctor.symptoms.lines import FORMS
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
     BEHIND,
+    SEVERE_LINE,
     Hit,
     Scan,
     merged_scan,
@@ -53,12 +56,8 @@ _ERROR_BEGINNINGS = (
     "core dumped",
 )
 _ERRORS = (_EXCEPTION, *map(text_pattern, _ERROR_BEGINNINGS))
-_MILD = (
-    "DEBUG",
-    "INFO",
-    "WARNING",
-    "WARN",
-)  # levels of the logger: the program has caught an error that it logs with one of these
+_ERROR_TEXTS = [error.text for error in _ERRORS]
+_MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _LEVELS = ("error", "warning", "note")
 _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
@@ -242,8 +241,7 @@ def _judge_start(
 
     strange = None
     if not any(diagnosis.is_root for diagnosis in diagnoses):
-        strange_hits = _strange_hits(log, streams, lives)
-        strange = min(strange_hits, key=_by_number, default=None)
+        strange = _first_strange(log, streams, lives, diagnoses)
 
     if strange:
         hits.append(strange)
@@ -290,25 +288,81 @@ def _stated_value(fact: LogFact, hit: Hit) -> str:
     return version[1].replace("-", ".")
 
 
-def _strange_hits(
+def _first_strange(
     log: Scan,
     streams: Mapping[str, Scan],
     lives: Mapping[str, Life],
-) -> Iterator[Hit]:
-    """Yield the errors that no symptom describes, no program caught and no server outlived."""
-    known_lines = set[int]()
+    diagnoses: Iterable[Diagnosis],
+) -> Hit | None:
+    """Return the first error that no symptom describes, None if there is none.
+
+    A line that only has the level of an error counts if no exception does, and if it comes before
+    all errors that are described.
+    """
+    evidence = (log, _known_lines(log), streams, lives)
+    exceptions = _strange_hits(_ERROR_TEXTS, *evidence)
+    if exceptions:
+        return min(exceptions, key=_by_number)
+
+    errors = (row.hit.number for row in diagnoses if row.level == "error")
+    first_error = min(errors, default=sys.maxsize)
+    failures = (SEVERE_LINE, *log_words().marks["failed"])
+    lines = _strange_hits(failures, *evidence)
+    earlier_lines = [hit for hit in lines if hit.number < first_error]
+    return min(earlier_lines, key=_by_number, default=None)
+
+
+def _known_lines(log: Scan) -> dict[int, bool]:
+    """Return the lines that a symptom describes → whether one does that may be a cause."""
+    known_lines: dict[int, bool] = {}
     for symptom in symptoms().values():
         for hit in log.hits_of(symptom.says):
             last = hit.number + hit.text.count("\n")
-            known_lines.update(range(hit.number, last + 1))
+            for line in range(hit.number, last + 1):
+                known_lines.setdefault(line, False)
+                known_lines[line] |= not symptom.follows
 
+    return known_lines
+
+
+def _strange_hits(
+    texts: Iterable[str],
+    log: Scan,
+    known_lines: Mapping[int, bool],
+    streams: Mapping[str, Scan],
+    lives: Mapping[str, Life],
+) -> list[Hit]:
+    """Return the hits that no symptom describes, no program caught and no server outlived."""
+    strange_hits = []
     for name, part in streams.items():
-        for hit in part.hits_of(error.text for error in _ERRORS):
+        for hit in part.hits_of(texts):
             was_caught = hit.level in _MILD
-            is_known = hit.number in known_lines
+            is_known = hit.number in known_lines or _leads_to_known(
+                hit, log, known_lines
+            )
             outlived = lives[name].outlived(hit.number, hit.number)
             if not (was_caught or is_known or outlived):
-                yield hit
+                strange_hits.append(hit)
+
+    return strange_hits
+
+
+def _leads_to_known(
+    exception: Hit,
+    log: Scan,
+    known_lines: Mapping[int, bool],
+) -> bool:
+    """Return whether an exception without a text is the direct cause of a known error."""
+    if " " in exception.text.strip():
+        return False
+
+    chained = [
+        hit.number
+        for hit in log.hits_of(log_words().marks["chained"])
+        if hit.who == exception.who and hit.number > exception.number
+    ]
+    causes = [line for line, may_be_cause in known_lines.items() if may_be_cause]
+    return max(causes, default=0) > min(chained, default=sys.maxsize)
 
 
 @positional

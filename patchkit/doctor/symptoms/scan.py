@@ -22,6 +22,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from patchkit.doctor.symptoms.lines import (
+    FORMS,
     LONGEST,
     LogLine,
     log_line,
@@ -36,12 +37,17 @@ BEFORE = 3
 BEHIND = 10
 """Lines behind such a line which are read with it."""
 
+SEVERE_LINE = "a line whose level says that something failed"
+"""The hits of this name are lines, not texts."""
+
+_SEVERE = FORMS["severe"]
 _WINDOW = BEFORE + 1 + BEHIND
 _MOST_HITS = 50  # of a text that are kept
 _MOST_LINES = 100_000  # kinds of lines that are looked at
 _MOST_LOOKS = 3  # lines of a kind that are looked at
 _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile("[0-9]+")
+_TRACEBACK = re.compile(r"\s|$|Traceback |The above exc|During handling")
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
 _SHOWN = 1000  # characters of a line around a hit
 # 4xx answers a wrong request, so the engine works. Other paths, as /metrics, need no engine.
@@ -199,7 +205,9 @@ def scan(
     """
     log = LogScan()
     kinds: dict[str, _Kind] = {}
-    by_anchor: dict[str, list[TextPattern]] = {}
+    by_anchor: dict[str, list[TextPattern]] = {
+        anchor: [] for anchor in _SEVERE["anchors"]
+    }
     for text in texts:
         for anchor in text.anchors:
             by_anchor.setdefault(anchor, []).append(text)
@@ -264,6 +272,9 @@ def _find_hits(
         # Compiled by `re` when needed, and cached there: a log needs few of the 2,000 patterns.
         found_matches = re.finditer(text.expression, joined, text.flags)
         matches += ((text, match) for match in found_matches)
+
+    if line.level in _SEVERE["levels"] and not _TRACEBACK.match(line.text):
+        yield SEVERE_LINE, Hit(line.number, line.who, line.text, {}, line.level)
 
     wider_matches = [pair for pair in matches if pair[0].text in quoting]
 

@@ -26,6 +26,7 @@ FIRST = {
     "another-program-starts": "free-memory",
     "weights-skipped": "weights-skipped",
     "one-of-two-services": "free-memory",
+    "rpc-chained": "rpc-timeout",
 }
 
 
@@ -61,6 +62,18 @@ def test_the_first_cause_is_first(name, about):
     assert [each.about for each in wrong] == [about]
     if name.startswith("consequences"):
         assert wrong[0].why.endswith("; -v")
+
+
+FAILED_LINES = (LOGS / "failed-lines.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("line", FAILED_LINES)
+def test_a_line_that_says_failed_is_never_nothing(line):
+    """A server that starts behind it outlives it."""
+    (found,) = judged(f"{line}\n".encode())
+    assert (found.about, found.level) == ("unknown", Level.ERROR)
+    served = f"{line}\nINFO:     Application startup complete.\n"
+    assert not worst(judged(served.encode()), Level.ERROR, Level.WARNING)
 
 
 def test_a_server_that_ended_and_did_not_begin_anew_serves_no_more():
