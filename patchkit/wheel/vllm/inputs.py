@@ -15,9 +15,8 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -31,7 +30,7 @@ from patchkit.errors import (
     UsageError,
     translated,
 )
-from patchkit.frozen import Texts, Values, frozen, positional
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import (
@@ -54,6 +53,7 @@ from patchkit.wheel.native.parts import members_of
 from patchkit.wheel.repack.origin import upstream_wheels
 
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
+_UNCOMPARED = " (not compared with the pin)"
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 
@@ -201,39 +201,23 @@ def gather_sources(
         known = external.known
         option = known.option
         spec = order.source_of(known)
-        if is_upstream(spec):
-            source = upstream_parts(known, order, progress)
-        else:
-            source = _find_source(external, spec, order)
-            _require_compilable(known, order)
-
         folder = dest / option
-        source.fill(folder)
-        doubt = "" if source.verified else " (not compared with the pin)"
-        identities[option] = f"{source.identity}{doubt}"
+        if is_upstream(spec):
+            identities[option] = upstream_parts(known, order, folder, progress)
+            installed.append(external)
+            environment[external.external.variable] = str(home / option)
+        else:
+            _require_compilable(known, order)
+            identities[option] = _write_source(external, spec, order, folder)
+            place = str(home / option / known.folder)
+            if known.define and known.define.covers(order.origin.version):
+                defines[known.define.variable] = place
+            else:
+                environment[external.external.variable] = place
+
         for path in _license_files(folder):
             text = read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
             texts[f"licenses/{option}/{path.name}"] = text
-
-        if is_upstream(spec):
-            installed.append(external)
-            environment[external.external.variable] = str(home / option)
-            continue
-
-        for name in known.files:
-            if not (folder / name).is_file():
-                raise SourceError(
-                    f"--source {option}: {name} is missing in it",
-                    why=f"it is not {external.external.url}, or its submodules were not checked "
-                    "out",
-                    hint="git submodule update --init --recursive; in the folder that is named",
-                )
-
-        place = str(home / option / known.folder)
-        if known.define and known.define.covers(order.origin.version):
-            defines[known.define.variable] = place
-        else:
-            environment[external.external.variable] = place
 
     return Gathered(
         environment=environment,
@@ -256,28 +240,35 @@ def _require_compilable(known: KnownSource, order: VllmOrder) -> None:
         )
 
 
-def _find_source(wanted: Wanted, spec: str, order: VllmOrder) -> FoundSource:
-    """Return the source that ``spec`` names: a folder, or ``git+URL@COMMIT``.
+def _write_source(wanted: Wanted, spec: str, order: VllmOrder, dest: Path) -> str:
+    """Write the source that ``spec`` names to ``dest``; return its commit, or its digest.
 
-    If ``spec`` is "", it is the commit that upstream pins. Raises UsageError for any other text.
+    It is a folder, or ``git+URL@COMMIT``; if ``spec`` is "", it is the commit that upstream pins.
+    Raises UsageError for any other text, SourceError if the source lacks a file.
     """
     known = wanted.known
+    place = Path(spec).expanduser().absolute()
     if not spec:
-        return _commit_input(wanted, wanted.external.url, "", order)
-
-    place = Path(spec).expanduser()
-    if place.is_dir():
-        identity = f"folder, tree sha256:{tree_digest(place.absolute())}"
-        fill = partial(_copy_folder, place.absolute(), known.folder)
-        return FoundSource(identity, False, fill)
-
-    git = parse_git(spec)
-    if git is None:
+        identity = _write_commit(wanted, wanted.external.url, "", order, dest)
+    elif place.is_dir():
+        _copy_folder(place, known.folder, dest)
+        identity = f"folder, tree sha256:{tree_digest(place)}{_UNCOMPARED}"
+    elif git := parse_git(spec):
+        identity = _write_commit(wanted, git.url, git.commit, order, dest) + _UNCOMPARED
+    else:
         raise UsageError(
             f"--source {known.option}={spec}: there is no such folder",
             why="the path is mistyped, or it is an archive, which is to be unpacked first",
         )
-    return _commit_input(wanted, git.url, git.commit, order)
+
+    for name in known.files:
+        if not (dest / name).is_file():
+            raise SourceError(
+                f"--source {known.option}: {name} is missing in it",
+                why=f"it is not {wanted.external.url}, or its submodules were not checked out",
+                hint="git submodule update --init --recursive; in the folder that is named",
+            )
+    return identity
 
 
 def _copy_folder(source: Path, inner: str, dest: Path) -> None:
@@ -298,13 +289,14 @@ def _license_files(source: Path) -> list[Path]:
     ]
 
 
-def _commit_input(
+def _write_commit(
     wanted: Wanted,
     url: str,
     commit: str,
     order: VllmOrder,
-) -> FoundSource:
-    """Return the source at ``commit``, by default at the pinned commit, to be fetched with git.
+    dest: Path,
+) -> str:
+    """Write the source at ``commit`` to ``dest``, by default at the pinned one; return its name.
 
     Raises SourceError if only a tag is known.
     """
@@ -318,18 +310,17 @@ def _commit_input(
             hint=quoted("--source", f"{known.option}=git+{url}@COMMIT"),
         )
 
-    def fill(dest: Path) -> None:
-        try:
-            _check_out(url, chosen, dest, wanted.submodules, offline=order.offline)
-        except (SourceError, StorageError) as error:
-            refused = any(row.covers(order.origin.version) for row in known.refused)
-            if known.optional and not refused and not commit:
-                without = f"--without {known.option}; {known.cost}"
-                error.hint += f"; or leave it out: {without}"
-            raise
+    try:
+        _check_out(url, chosen, dest, wanted.submodules, offline=order.offline)
+    except (SourceError, StorageError) as error:
+        refused = any(row.covers(order.origin.version) for row in known.refused)
+        if known.optional and not refused and not commit:
+            without = f"--without {known.option}; {known.cost}"
+            error.hint += f"; or leave it out: {without}"
+        raise
 
-    # The identity has upstream's URL even if ``url`` is another: the commit id identifies it.
-    return FoundSource(f"{external.url}@{chosen}", not commit, fill)
+    # It has upstream's URL even if ``url`` is another: the commit id identifies the source.
+    return f"{external.url}@{chosen}"
 
 
 def _check_out(
@@ -372,18 +363,6 @@ def _check_out(
 # ``recipes/vllm/build.toml`` says which of its paths belong to which project.
 
 
-@positional
-class FoundSource:
-    """A source that was found: ``fill`` writes it into a folder that does not exist yet.
-
-    ``identity`` names the commit or the digest; it is ``verified`` if it is the pin.
-    """
-
-    identity: str
-    verified: bool
-    fill: Callable[[Path], object]
-
-
 def is_upstream(spec: str) -> bool:
     """Check whether ``PROJECT==VERSION`` names vLLM's own wheel."""
     project, equals, _ = spec.partition("==")
@@ -393,11 +372,12 @@ def is_upstream(spec: str) -> bool:
 def upstream_parts(
     known: KnownSource,
     order: VllmOrder,
+    dest: Path,
     progress: Progress | None,
-) -> FoundSource:
-    """Find the parts of a source in upstream's wheel of a release, which is fetched.
+) -> str:
+    """Write the parts of a source from upstream's wheel of a release, which is fetched.
 
-    Raises SourceError if the lock has none, and the errors of ``fetch`` and ``parts_of``.
+    Raises SourceError if the lock has none, and the errors of ``fetch`` and ``write_parts``.
     """
     cpu = order.toolchain.machine
     entries = upstream_wheels("vllm", cpu)
@@ -411,14 +391,16 @@ def upstream_parts(
 
     path = fetch("vllm", release, entries, offline=order.offline, progress=progress)
     with WheelFile(path) as wheel:
-        return parts_of(wheel, known, order.target)
+        return write_parts(wheel, known, order.target, dest)
 
 
-def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:
-    """Return the parts of a source in a wheel of vLLM; libraries for other devices stay out.
+def write_parts(
+    wheel: WheelFile, known: KnownSource, target: Target, dest: Path
+) -> str:
+    """Write the parts of a source in a wheel of vLLM to ``dest``; return what tells their origin.
 
-    Raises UsageError if there is nothing for the device, ProofError for libraries that do not load
-    on it or are linked with another CUDA.
+    Libraries for other devices stay out. Raises UsageError if there is nothing for the device,
+    ProofError for libraries that do not load on it or are linked with another CUDA.
     """
     option = known.option
     version = wheel.name.version
@@ -449,20 +431,13 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
     served = [binaries[library.name] for library in used]
     _require_serving(option, served, used, target)
 
-    # Upstream's release was built from the pin, and its wheel is locked.
+    with translated("the source is not complete", dest):
+        for member in members:
+            if member not in idle:
+                wheel.copy_member(member, dest / member)
+
     origin = "as upstream compiled it" if served else "as upstream has it installed"
-    identity = f"vllm=={version}, sha256:{wheel.sha256}; {origin}"
-    chosen = [member for member in members if member not in idle]
-
-    def fill(dest: Path) -> None:
-        with (
-            WheelFile(wheel.path) as whole,
-            translated("the source is not complete", dest),
-        ):
-            for member in chosen:
-                whole.copy_member(member, dest / member)
-
-    return FoundSource(identity, True, fill)
+    return f"vllm=={version}, sha256:{wheel.sha256}; {origin}"
 
 
 def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:

@@ -23,8 +23,8 @@ from patchkit.wheel.vllm.inputs import (
     VllmOrder,
     gather_sources,
     parse_given,
-    parts_of,
     prove_parts,
+    write_parts,
 )
 from support import read_files, write_files
 from support.vllm_wheels import HOPPER, LOST
@@ -244,26 +244,30 @@ def wheel(tmp_path):
     return make
 
 
-def found_parts(opened, option):
-    return parts_of(opened, by_option([option])[0], GB10)
+@pytest.fixture
+def written(tmp_path):
+    """Write a project's parts of a wheel into one folder: ``written(opened, "flash-attn")``."""
+
+    def write(opened, option):
+        return write_parts(opened, by_option([option])[0], GB10, tmp_path / "parts")
+
+    return write
 
 
-def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
+def test_what_is_of_the_project_and_of_use_on_the_device(wheel, written, tmp_path):
     with wheel() as opened:
-        parts = found_parts(opened, "flash-attn")
-        python = found_parts(opened, "triton-kernels")
+        parts = written(opened, "flash-attn")
+        python = written(opened, "triton-kernels")
         digest = opened.sha256
     kept = ("_vllm_fa2_C.abi3.so", "cute/interface.py", "layers/rotary.py")
-    for each in (parts, python):
-        each.fill(tmp_path / "parts")
     expected = [
         *(f"{FA}/{name}" for name in kept),
         "vllm/third_party/triton_kernels/a/b.py",
     ]
     assert read_files(tmp_path / "parts") == {name: MEMBERS[name] for name in expected}
     whole = f"vllm==0.25.1, sha256:{digest}"
-    assert parts.identity == f"{whole}; as upstream compiled it"
-    assert python.identity == f"{whole}; as upstream has it installed"
+    assert parts == f"{whole}; as upstream compiled it"
+    assert python == f"{whole}; as upstream has it installed"
 
 
 @pytest.mark.parametrize(
@@ -289,15 +293,17 @@ def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
         ),
     ],
 )
-def test_what_does_not_serve_the_device_is_refused(wheel, option, error, says, hint):
+def test_what_does_not_serve_the_device_is_refused(
+    wheel, written, option, error, says, hint
+):
     with wheel() as opened, pytest.raises(error, match=says) as caught:
-        found_parts(opened, option)
+        written(opened, option)
     assert hint in caught.value.hint
 
 
-def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):
+def test_the_wheel_is_proved_to_have_them(wheel, written, tmp_path):
     with wheel() as opened:
-        found_parts(opened, "flash-attn").fill(tmp_path / "parts")
+        written(opened, "flash-attn")
         said = prove_parts(opened, tmp_path / "parts", "flash-attn")
     assert said == "flash-attn: 3 files are those of upstream's wheel"
     other = {**MEMBERS, f"{FA}/cute/interface.py": b"other\n"}
