@@ -132,34 +132,30 @@ class _YamlReader:
 
         Items of a list are NAME=value, or mappings with name and value as in Kubernetes.
         """
-        if node is None:
+        for name, value in _read_fields(node).items():
+            self._add_variable(name, value, block)
+        if node is None or node.id != "sequence":
             return
 
-        if node.id == "mapping":
-            for name, value in node.value:
-                self._add_variable(name, value, block)
-        elif node.id == "sequence":
-            for item in node.value:
-                self._read_variable(item, block)
+        for item in node.value:
+            fields = _read_fields(item)
+            if _is_scalar(item):
+                word = Word(item.value, _line_of(item))
+                self.commands.set_variables([word], block)
+            elif _is_scalar(fields.get("name")):
+                name = fields["name"].value
+                self._add_variable(name, fields.get("value"), block)
+            else:
+                self._read_environment(item, block)
 
-    def _read_variable(self, item: Any, block: int) -> None:
-        fields = _read_fields(item)
-        if "name" in fields:
-            self._add_variable(fields["name"], fields.get("value"), block)
-        elif _is_scalar(item):
-            word = Word(item.value, _line_of(item))
-            self.commands.set_variables([word], block)
-        else:
-            self._read_environment(item, block)
-
-    def _add_variable(self, name: Any, value: Any, block: int) -> None:
+    def _add_variable(self, name: str, value: Any, block: int) -> None:
         content = self.commands.content
         if value is not None and not _is_scalar(value):
-            self._read_environment(value, block)
+            self._read_environment(value, block)  # `<<` merges further ones
         elif value is None or (value.value in _NULLS and not value.style):
-            content.passed.add(str(name.value))
-        elif isinstance(name.value, str):
-            variable = Assignment(_line_of(value), name.value, value.value, block)
+            content.passed.add(name)
+        else:
+            variable = Assignment(_line_of(value), name, value.value, block)
             content.variables.append(variable)
 
     def _read_command(self, fields: Fields, place: Place) -> None:
@@ -349,8 +345,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
                 entrypoint = []
                 content.images.append(Image(place.image, first.line, place.block))
             case "ENV" | "ARG":
-                pairs = _join_value(words)
-                reader.set_variables(pairs, place.block, is_private=name == "ARG")
+                reader.set_variables(words, place.block, is_private=name == "ARG")
             case "ENTRYPOINT":
                 entrypoint = words
                 reader.read_entry(words, place, has_entry=True)
@@ -362,18 +357,6 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             case _:
                 # No instruction, but a further command of a RUN, behind && or the like.
                 reader.read_command(statement.words, place)
-
-
-def _join_value(words: list[Word]) -> list[Word]:
-    """Return the words of ``ENV NAME several words`` as one word NAME=value.
-
-    Words that are NAME=value already stay as they are.
-    """
-    if len(words) < 2 or "=" in words[0].text:
-        return words
-
-    name, *values = (word.text for word in words)
-    return [Word(f"{name}={' '.join(values)}", words[0].line)]
 
 
 def _split_instructions(text: str) -> Iterator[str]:

@@ -86,6 +86,10 @@ YAML_VARIABLES = [
         ),
         ["6 A_B=c"],
     ),
+    (
+        "x-a: &a\n  A_B: c\nenv:\n  <<: [*a, {D_E: f}]\n",
+        ["2 A_B=c", "4 D_E=f"],
+    ),
     ("A_B: c\nmodel:\n  D_E: f\n", []),
     (SERVICE + "    command: bash -c 'export A_B=c; run'\n", ["4 A_B=c"]),
 ]
@@ -129,7 +133,7 @@ YAML_SERVERS = [
 DOCKERFILES = [
     (
         "FROM a\nENV A_B c d\nENV E_F=g \\\n  # no\n  H_I='j k'\n",
-        ["2 A_B=c d", "3 E_F=g", "5 H_I=j k"],
+        ["3 E_F=g", "5 H_I=j k"],
     ),
     ("FROM a\nARG X=1\nENV D_E=$X\nRUN echo 'export D_E=f'\n", ["3 D_E?"]),
     (
