@@ -464,10 +464,11 @@ def _hides(
     """Return whether a rival symptom has a more specific text in each line of a symptom.
 
     A rival with a milder level never hides a symptom. With the same level, neither does one that
-    only follows from another error, unless the symptom does so too.
+    only follows from another error, unless the symptom does so too or is general.
     """
     rival_rank = (_LEVELS.index(rival.level), rival.follows)
-    if rival_rank > (_LEVELS.index(symptom.level), symptom.follows):
+    gives_way = max(symptom.follows, symptom.general)
+    if rival_rank > (_LEVELS.index(symptom.level), gives_way):
         return False
 
     rival_weights = weights[rival.id]

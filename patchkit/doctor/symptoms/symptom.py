@@ -131,7 +131,8 @@ class Symptom:
 
     ``follows``: the symptom only says that something else failed before. ``yields``: it is a
     consequence if the same log has another error. ``ends``: no server outlives it. ``lasts``: it
-    goes on although a server serves. ``request``: a client of the server caused it.
+    goes on although a server serves. ``request``: a client of the server caused it. ``general``:
+    any more specific text of the same line describes it better.
     ``example`` are texts that are this symptom, ``other`` similar texts that are not.
     ``broken`` names rows of recipes/env/broken.toml, which come before the other causes.
     """
@@ -149,6 +150,7 @@ class Symptom:
     ends: bool = False
     lasts: bool = False
     request: bool = False
+    general: bool = False
 
 
 @cache

@@ -60,6 +60,21 @@ def test_entries_say_what_they_need():
         assert not entry.title.endswith("."), entry.id
 
 
+def test_a_line_of_the_kernel_is_never_about_a_container():
+    for entry in symptoms().values():
+        if re.search("NVRM|mlx5_core|kernel BUG|oom_reaper", " ".join(entry.says)):
+            assert not any("container" in cause.when for cause in entry.cause), entry.id
+
+
+def test_a_text_has_one_finding():
+    texts = [text for entry in symptoms().values() for text in entry.example]
+    for text in texts:
+        by_line = {}
+        for row in read_log([text.encode()], {}, whole=False).diagnoses:
+            if row.is_root:
+                assert by_line.setdefault(row.hit.number, row.symptom) == row.symptom
+
+
 def _all_texts():
     for entry in symptoms().values():
         yield from entry.says
