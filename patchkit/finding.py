@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.frozen import Texts, frozen
@@ -25,6 +25,8 @@ Established = Literal[
     "single report",  # one user says so
     "inferred",  # it follows from something else that is known
 ]
+_TEXTS = ("what", "why", "hint", "source")
+
 SINGLE_REPORT: Established = "single report"
 
 Confidence = Literal["high", "medium", "contested"]
@@ -102,6 +104,11 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
 
 
 Findings = Iterator[Finding]
+
+
+def fill_texts(row: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, Any]:
+    """Return what, why, hint and source of a row of data, with ``fields`` filled in."""
+    return {name: row[name].format_map(fields) for name in _TEXTS if name in row}
 
 
 @frozen

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from patchkit.errors import SourceError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Level, fill_texts
 from patchkit.frozen import Values, frozen, positional
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
@@ -30,7 +30,6 @@ RUNNING = "running"  # not a file, but the environment and the command of a proc
 SERVE = "vllm serve"
 
 _SHOWN = 60  # characters of a name or a value in a message
-_TEXT_FIELDS = ("what", "why", "hint", "source")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 
 # A part that a shell expands, or that a template or an orchestrator fills in.
@@ -341,18 +340,13 @@ def build_finding(
         about = place.name
         fields = {"shown": place.shown, "name": about, **fields}
 
-    texts = {}
-    for part in _TEXT_FIELDS:
-        if part in row:
-            texts[part] = row[part].format(**fields)
-
     return Finding(
         id=finding_id,
         line=line,
         about=about,
         level=level or Level(row["level"]),
         kind=SourceError,
-        **texts,
+        **fill_texts(row, fields),
     )
 
 

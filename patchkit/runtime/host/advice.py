@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from patchkit.errors import HostError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Level, fill_texts
 from patchkit.runtime.host.host import (
     Host,
     Netdev,
@@ -61,13 +61,10 @@ def find_remark(host: Host, about: str) -> Finding | None:
 def _fill_in(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
     return Finding(
         about=entry["id"],
-        level=Level(entry["severity"]),
+        level=Level(entry["level"]),
         where=f"cage {fields['cage']}" if "cage" in fields else "",
-        what=entry["says"].format_map(fields),
-        why=entry["why"].format_map(fields),
-        hint=entry.get("hint", "").format_map(fields),
-        source=entry["source"],
         kind=HostError,
+        **fill_texts(entry, fields),
     )
 
 

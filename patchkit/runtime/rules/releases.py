@@ -21,6 +21,7 @@ from typing import Any
 
 from patchkit import errors
 from patchkit.errors import UsageError
+from patchkit.finding import fill_texts
 from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.vllm_names import variable_readers
@@ -181,11 +182,7 @@ def refusal(key: str, **fields: object) -> errors.PatchkitError:
     """Return the error that refusals.toml has for a key, with ``fields`` filled into its texts."""
     row = read_env_data("refusals")[key]
     kind: type[errors.PatchkitError] = getattr(errors, row["kind"])
-    return kind(
-        row["what"].format_map(fields),
-        why=row.get("why", "").format_map(fields),
-        hint=row.get("hint", "").format_map(fields),
-    )
+    return kind(**fill_texts(row, fields))
 
 
 @frozen
