@@ -27,6 +27,7 @@ from patchkit.doctor.symptoms.symptom import (
     LogFact,
     Symptom,
     TextPattern,
+    libraries,
     log_words,
     symptoms,
     text_pattern,
@@ -58,6 +59,7 @@ _ERROR_BEGINNINGS = (
 _ERRORS = (_EXCEPTION, *map(text_pattern, _ERROR_BEGINNINGS))
 _ERROR_TEXTS = [error.text for error in _ERRORS]
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
+_TRACEBACK_LINES = 80
 _LEVELS = ("error", "warning", "note")
 _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
@@ -211,6 +213,9 @@ def _searched_texts() -> list[TextPattern]:
 
     for mark_texts in log_words().marks.values():
         texts += mark_texts
+
+    for library in libraries():
+        texts += library.frames
 
     patterns = (*map(text_pattern, texts), *_ERRORS)
     return list(dict.fromkeys(patterns))
@@ -437,11 +442,31 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             continue
 
         hit = min(log.hits_of(symptom.says), key=_by_number)
+        if symptom.general:
+            symptom = _with_library(symptom, hit, log)
+
         yield Diagnosis(
             symptom=symptom,
             hit=hit,
             causes=evidence.possible_causes(symptom, hit),
         )
+
+
+def _with_library(
+    symptom: Symptom,
+    hit: Hit,
+    log: Scan,
+) -> Symptom:
+    """Return a symptom with the causes of the library whose frame is the deepest before a hit."""
+    deepest_line = hit.number - _TRACEBACK_LINES
+    for library in libraries():
+        for frame in log.hits_of(library.frames):
+            is_before = deepest_line < frame.number <= hit.number
+            if is_before and frame.who == hit.who:
+                deepest_line = frame.number
+                symptom = replace(symptom, cause=library.cause)
+
+    return symptom
 
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:

@@ -132,7 +132,8 @@ class Symptom:
     ``follows``: the symptom only says that something else failed before. ``yields``: it is a
     consequence if the same log has another error. ``ends``: no server outlives it. ``lasts``: it
     goes on although a server serves. ``request``: a client of the server caused it. ``general``:
-    any more specific text of the same line describes it better.
+    any more specific text of the same line describes it better, and so does the library of the
+    deepest frame before it.
     ``example`` are texts that are this symptom, ``other`` similar texts that are not.
     ``broken`` names rows of recipes/env/broken.toml, which come before the other causes.
     """
@@ -180,6 +181,22 @@ def _with_broken(symptom: Symptom) -> Symptom:
         causes.append(Cause(**values))
 
     return replace(symptom, cause=(*causes, *symptom.cause))
+
+
+@frozen
+class Library:
+    """A library that launches kernels: texts of its frames, and causes of errors of its kernels."""
+
+    id: str
+    frames: Texts
+    cause: tuple[Cause, ...]
+
+
+@cache
+def libraries() -> tuple[Library, ...]:
+    """Return the content of recipes/doctor/libraries.toml."""
+    place = RECIPES / "doctor" / "libraries.toml"
+    return read_toml(tuple[Library, ...], place, key="library")
 
 
 @frozen
