@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, fill_texts
+from patchkit.frozen import Fields
 from patchkit.runtime.host.host import (
     Host,
     Netdev,
@@ -18,7 +18,7 @@ from patchkit.runtime.host.host import (
 from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
 
-Facts = Iterator[tuple[str, dict[str, object]]]
+Facts = Iterator[tuple[str, Fields]]
 """Remarks: the id of each one in hardware.toml, and the fields for its texts."""
 
 
@@ -36,15 +36,13 @@ def find_remarks(
     halves = [netdev for netdev in host.netdevs if netdev.cage is not None]
     halves.sort(key=attrgetter("pci"))
 
-    facts = defaultdict(list)
-    for check in _CHECKS:
-        for name, fields in check(host, halves):
-            facts[name].append(fields)
+    facts = [fact for check in _CHECKS for fact in check(host, halves)]
 
     findings = []
     for entry in read_env_data("hardware")["remark"]:
         if verb == "probe" or verb in entry.get("also", ()):
-            findings += [_fill_in(entry, fields) for fields in facts[entry["id"]]]
+            about = entry["id"]
+            findings += [_fill_in(entry, row) for name, row in facts if name == about]
     if cages is None:
         return findings
 
@@ -68,10 +66,6 @@ def _fill_in(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
     )
 
 
-def _fact(name: str, **fields: object) -> tuple[str, dict[str, object]]:
-    return name, fields
-
-
 def _check_kernel_reserve(host: Host, _halves: Sequence[Netdev]) -> Facts:
     reserve = read_env_data("hardware")["kernel_reserve"]
     kernel = host.system.kernel
@@ -81,10 +75,10 @@ def _check_kernel_reserve(host: Host, _halves: Sequence[Netdev]) -> Facts:
 
     if memory.cma_total is None:
         if kernel in reserve["kernels"]:
-            yield _fact("kernel-reserve", kernel=kernel, seen="")
+            yield "kernel-reserve", {"kernel": kernel, "seen": ""}
     elif memory.cma_total == 0 and memory.cma_free:
         counted = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
-        yield _fact("kernel-reserve", kernel=kernel, seen=counted)
+        yield "kernel-reserve", {"kernel": kernel, "seen": counted}
 
 
 def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
@@ -98,19 +92,19 @@ def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
     versions = (gpu.driver for gpu in host.gpus if gpu.driver[:1].isdigit())
     driver = next(versions, "")
     if driver and within(driver, f">={oldest},<{needed}"):
-        yield _fact("ptx-driver", driver=driver, cuda=cuda, needed=needed)
+        yield "ptx-driver", {"driver": driver, "cuda": cuda, "needed": needed}
 
 
 def _check_devices(host: Host, halves: Sequence[Netdev]) -> Facts:
     cages = {device.cage for device in host.rdma} - {None}
     if host.target == "gb10" and not (cages or halves):
-        yield _fact("no-connectx")
-    yield _fact(host.target)  # what is to be said of the device itself
+        yield "no-connectx", {}
+    yield host.target, {}  # what is to be said of the device itself
 
     rdma_names = {device.netdev for device in host.rdma}
     bare = [half.name for half in halves if half.name not in rdma_names]
     if bare:
-        yield _fact("no-rdma", netdevs=", ".join(bare))
+        yield "no-rdma", {"netdevs": ", ".join(bare)}
 
 
 def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
@@ -119,19 +113,19 @@ def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
         # The remark same-subnet is about two halves of one cage.
         cage = overlap.other.cage
         if cage is None or cage != overlap.netdev.cage:
-            yield _fact("shared-network", overlap=overlap)
+            yield "shared-network", {"overlap": overlap}
 
 
 def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
     for master in host.masters(halves):
         parts = [half.name for half in halves if half.master == master.name]
-        yield _fact(
-            "part-of-master",
-            netdevs=", ".join(parts),
-            master=master.name,
-            addresses=", ".join(map(str, master.ipv4)) or "no IPv4 address",
-            head=next(iter(master.ips), "ADDRESS"),
-        )
+        fields = {
+            "netdevs": ", ".join(parts),
+            "master": master.name,
+            "addresses": ", ".join(map(str, master.ipv4)) or "no IPv4 address",
+            "head": next(iter(master.ips), "ADDRESS"),
+        }
+        yield "part-of-master", fields
 
 
 def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
@@ -139,7 +133,7 @@ def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
     for half in halves:
         lanes = half.lanes or right
         if half.twin and lanes < right:
-            yield _fact("lanes", cage=half.cage, half=half, right=right)
+            yield "lanes", {"cage": half.cage, "half": half, "right": right}
 
 
 def _check_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
@@ -147,7 +141,7 @@ def _check_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
         members = [half for half in halves if half.cage == cage]
         names = ", ".join(half.name for half in members)
         if not any(half.ipv4 or half.master for half in members):
-            yield _fact("no-address", netdevs=names)
+            yield "no-address", {"netdevs": names}
 
         twin = host.netdev(members[0].twin)
         if twin:
@@ -173,24 +167,24 @@ def _compare_halves(host: Host, first: Netdev, second: Netdev) -> Facts:
     state = twin_state(host, first)
     if state == "random":
         drawn, lasting = (second, first) if first.lasting else (first, second)
-        yield _fact("random-twin", half=lasting, twin=drawn)
+        yield "random-twin", {"half": lasting, "twin": drawn}
     elif first.ipv4 and state == "link-local":
-        yield _fact("link-local-twins", half=first, twin=second)
+        yield "link-local-twins", {"half": first, "twin": second}
 
     for address in second.lasting:
         if address.network in first.networks:
-            yield _fact("same-subnet", half=first, twin=second, address=address)
+            yield "same-subnet", {"half": first, "twin": second, "address": address}
 
     mtus = {first.mtu, second.mtu}
     if first.up and second.up and len(mtus) == 2 and 0 not in mtus:
-        yield _fact("twin-mtu", half=first, twin=second)
+        yield "twin-mtu", {"half": first, "twin": second}
 
 
 def _compare_with_twin(host: Host, half: Netdev, twin: Netdev) -> Facts:
     """Yield that a half has an address, or a link, and its twin has none."""
     is_bare = twin_state(host, half) in ("bare", "bare-first")
     if half.ipv4 and is_bare:
-        yield _fact("one-twin-address", half=half, twin=twin)
+        yield "one-twin-address", {"half": half, "twin": twin}
 
     if half.up and not twin.up and not one_half_fills(half.speed):
-        yield _fact("half-down", half=half, twin=twin)
+        yield "half-down", {"half": half, "twin": twin}
