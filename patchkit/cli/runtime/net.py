@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from patchkit.cli.cluster.cluster_options import FILE_OPTION
 from patchkit.cli.out import (
     PATH,
     LaidOut,
@@ -36,6 +37,7 @@ from patchkit.cli.render import (
 )
 from patchkit.cli.runtime.node_options import ROOT
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
+from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.addressing import (
     Line,
@@ -50,6 +52,7 @@ from patchkit.cluster.net.checks import (
     plan_remarks,
     verify_network,
 )
+from patchkit.cluster.net.measure import measure_network
 from patchkit.cluster.net.netplan_file import (
     OURS,
     PlanInputs,
@@ -279,6 +282,8 @@ def _interface_row(line: Line) -> Row:
     multiple=True,
 )
 @option("--ssh HOST", "Check the peer, too; it needs no patchkit.")
+@flag("--measure", "Measure the cables between cluster.toml's nodes instead.")
+@FILE_OPTION
 @_NETDEV
 @ROOT
 @verbose_option
@@ -289,7 +294,14 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
     with --ssh both ends compared. A check that was not possible is reported, and does not count as
     passed. Exits with 9 if a check failed.
+
+    --measure sends for 10 s through each half of each cage, then through both: by ib_write_bw
+    (RDMA) if all nodes have it, else by TCP. What is served meanwhile becomes slower.
     """
+    if options["measure"]:
+        yield from _measure(options["file"], options["netdevs"])
+        return
+
     host = probe(root)
     cages = choose_checked_cages(host, options["netdevs"])
     peer = None
@@ -301,18 +313,46 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     is_live = root.resolve() == LIVE  # False for a saved copy
     checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
 
-    link = _NETWORK["link"]
-    twin = "{} to {} Gb/s for one twin".format(*link["twin_gbits"])
-    pair = "{} to {} for both at once".format(*link["both_gbits"])
-    hot_plug = _NETWORK["owners"]["hot_plug"]
-    bandwidth = {"expected": f"{twin}, {pair}", "slower": hot_plug}
-
-    yield {"checks": checks, "bandwidth": bandwidth}
+    yield {"checks": checks, "bandwidth": _expected_bandwidth()}
 
     shown = [check for check in checks if verbose or check.level is not Level.OK]
     yield from finding_blocks(shown)
 
-    yield "RDMA bandwidth is not measured; expect of `ib_write_bw -R --report_gbits`"
-    yield from (f"  {line}" for line in bandwidth.values())
+    yield "bandwidth is not measured (--measure does); expect of `ib_write_bw`"
+    yield from (f"  {line}" for line in _expected_bandwidth().values())
+    yield finding_summary(checks)
+    yield ExitCode(worst(checks))
+
+
+def _expected_bandwidth() -> dict[str, str]:
+    link = _NETWORK["link"]
+    twin = "{} to {} Gb/s for one twin".format(*link["twin_gbits"])
+    pair = "{} to {} for both at once".format(*link["both_gbits"])
+    return {
+        "expected": f"{twin}, {pair}",
+        "slower": _NETWORK["owners"]["hot_plug"],
+    }
+
+
+def _measure(file: Path, netdevs: Sequence[str]) -> Blocks:
+    """Measure the cables of a cluster, and report each measurement."""
+    cluster = read_cluster_file(file)
+    if len(cluster.members) < 2:
+        raise refusal("net-alone", file=file)
+
+    hosts = [facts.host for facts in cluster.facts()]
+    nodes = list(zip(cluster.nodes, hosts, strict=True))
+    rates = list(measure_network(nodes, tuple(netdevs), tell))
+    checks = [finding for finding, _gbits in rates]
+    measured = [
+        {"where": finding.where, "gbits": gbits}
+        for finding, gbits in rates
+        if gbits is not None
+    ]
+    yield {
+        "checks": checks,
+        "bandwidth": {**_expected_bandwidth(), "measured": measured},
+    }
+    yield from finding_blocks(checks)
     yield finding_summary(checks)
     yield ExitCode(worst(checks))

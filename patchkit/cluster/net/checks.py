@@ -271,7 +271,7 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Findings:
     """Yield the checks that compare two hosts: networks, MTU, addresses, twins, ports."""
     ends = _with_masters(host, cages)
     peer_ends = find_cages(peer)
-    shared = list(_find_shared_networks(ends, peer))
+    shared = list(shared_networks(ends, peer))
     if not shared:
         state = "there is no address to compare"
         yield judge_check(False, "both ends", "networks", state)
@@ -327,7 +327,7 @@ def _with_masters(host: Host, cages: Cages) -> Cages:
     return cages
 
 
-def _twin_letter(host: Host, netdev: Netdev) -> str:
+def twin_letter(host: Host, netdev: Netdev) -> str:
     """Return A for the first half of a cage, B for the second, "" for another netdev."""
     twin = host.netdev(netdev.twin)
     if twin is None:
@@ -348,8 +348,8 @@ def _compare_ends(
     yield judge_check(netdev.mtu == end.mtu, where, "equal MTU", state)
 
     names = f"{netdev.name} and {end.name}"
-    twin = _twin_letter(host, netdev)
-    peer_twin = _twin_letter(peer, end)
+    twin = twin_letter(host, netdev)
+    peer_twin = twin_letter(peer, end)
     if twin and peer_twin:
         state = f"{twin} here, {peer_twin} there"
         yield judge_check(twin == peer_twin, names, "same twin", state)
@@ -358,7 +358,7 @@ def _compare_ends(
         yield judge_check(None, names, "same twin", state)
 
 
-def _find_shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
+def shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
     """Yield each network of this host with the peer's interfaces in it.
 
     If there are several cages, one that shares no network with the peer is left out: in a ring it

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -54,6 +55,11 @@ class Nodes:
             subprocess.run(
                 ["ip", "netns", "del", name], capture_output=True, check=False
             )
+
+    def sockets(self, node, *states):
+        """Lines of ss."""
+        words = ["ip", "netns", "exec", self.names[node], "ss", "-Hn", *states]
+        return subprocess.run(words, capture_output=True, check=True).stdout
 
     def patchkit(self, node, *arguments, rc, path=None):
         """Run it there; its standard output."""
@@ -189,6 +195,51 @@ def test_both_ends_by_the_peers_facts(nodes, tmp_path):
     nodes.ip(1, "link", "set", OTHER[1], "mtu", "1500")
     checks = nodes.verify(*NAMED, *remote, rc=9, path=path)
     assert checks[f"{QSFP[1]} 192.168.101.0/24: equal MTU"][0] == "error"
+
+
+SSH = """\
+#!/bin/sh
+for last; do before="$destination"; destination="$last"; done
+exec ip netns exec "$before" sh -c "$last"
+"""
+
+
+def test_the_cable_is_measured_and_nothing_listens_after_a_kill(namespaces, tmp_path):
+    """By sockets: no kernel here has RDMA. Killed after some seconds, then to the end."""
+    path = f"{write_files(tmp_path, {'ssh': SSH}, mode=0o755)}:{os.environ['PATH']}"
+    rows = "".join(f'[[node]]\nssh = "{name}"\n' for name in namespaces.names)
+    file = write_files(tmp_path / "x", {"cluster.toml": rows}) / "cluster.toml"
+    words = ["net", "verify", "--measure", "--file", str(file), *NAMED]
+
+    inside = ["ip", "netns", "exec", namespaces.names[0], sys.executable, "-m"]
+    environment = {**namespaces.environment, "PATH": path}
+    with subprocess.Popen(
+        [*inside, "patchkit", *words], env=environment, stderr=subprocess.PIPE
+    ) as running:
+        assert b"twin" not in running.stderr.readline()  # of interfaces, not of cages
+        for _ in range(200):
+            time.sleep(0.1)
+            if namespaces.sockets(1, "-t") and not namespaces.sockets(1, "-lt"):
+                break  # one connection is taken, and no other one would be
+        else:
+            raise AssertionError("nothing is sent")
+        running.kill()
+    for _ in range(100):
+        time.sleep(0.1)
+        if not namespaces.sockets(1, "-t") and not namespaces.sockets(1, "-lt"):
+            break
+    else:
+        raise AssertionError("something is left")
+
+    text = namespaces.patchkit(0, *words, "--json", rc=0, path=path)
+    answer = json.loads(text)
+    ends = " to ".join(namespaces.names)
+    places = [f"{ends}, {part}" for part in (*QSFP, "both halves")]
+    rows = answer["bandwidth"]["measured"]
+    assert [row["where"] for row in rows] == places
+    assert all(0.1 < row["gbits"] < 1000 for row in rows)
+    assert {row["about"] for row in answer["checks"]} == {"bandwidth"}
+    assert all("Gb/s by sockets: " in row["what"] for row in answer["checks"])
 
 
 UNTRIED = {

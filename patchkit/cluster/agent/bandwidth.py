@@ -1,0 +1,175 @@
+"""Measure what a cable carries: receive on one node, send on the other. Runs on the nodes.
+
+The data go through RDMA by perftest's ib_write_bw, or else through one TCP connection. A receiver
+listens at its address on the cable alone, takes one connection, and ends after a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from patchkit.cluster.agent.processes import find_listeners
+from patchkit.errors import HostError
+from patchkit.follow import Follow
+from patchkit.foreign import read_count
+from patchkit.process import attempt
+
+TOOL = "ib_write_bw"
+_BOUND = "--bind_source_ip"  # older releases of perftest listen at all addresses
+_PATIENCE = 15.0  # seconds for the other end to come
+_ANSWER_S = 5.0
+_POLL_S = 0.1
+_PIECE = 4 << 20  # bytes
+# Columns: bytes, iterations, peak and average in Gb/s, messages.
+_ROW = re.compile(r"^ *\d+ +\d+ +[\d.]+ +([\d.]+) +[\d.]+ *$", re.MULTILINE)
+
+
+def has_tool() -> bool:
+    """Return whether ib_write_bw is installed, and can listen at one address alone."""
+    done = attempt(TOOL, "--help")
+    return _BOUND in done.output + done.errors
+
+
+def receive(
+    address: str,
+    peer: str,
+    token: str,
+    seconds: float,
+    device: Sequence[str] = (),
+) -> Iterator[int]:
+    """Listen at an address; yield the port; take what ``peer`` sends, and end.
+
+    ``device`` are the words with which ib_write_bw receives through an RDMA device. Without them, a
+    sender has to know ``token``. Raises HostError unless ib_write_bw listens, and only there.
+    """
+    listener = socket.create_server((address, 0), backlog=1)
+    port = listener.getsockname()[1]
+    if device:
+        listener.close()
+        with Follow(*_tool_words(address, port, seconds, device)) as tool:
+            end = time.monotonic() + _ANSWER_S
+            while {place.address for place in find_listeners([port])} != {address}:
+                if time.monotonic() > end:
+                    raise HostError(f"{TOOL} does not listen at {address} alone")
+                time.sleep(_POLL_S)
+
+            yield port
+            for _line in tool:
+                pass
+        return
+
+    taker = threading.Thread(
+        target=_take_one, args=(listener, peer, token, seconds), daemon=True
+    )
+    taker.start()
+    try:
+        yield port
+        taker.join(seconds + 2 * _PATIENCE)
+    finally:
+        with contextlib.suppress(OSError):  # it is closed
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def transmit(
+    address: str,
+    source: str,
+    port: int,
+    token: str,
+    seconds: float,
+    device: Sequence[str] = (),
+) -> float:
+    """Send from ``source`` to a receiver; return what arrived, in Gb/s.
+
+    Raises HostError if no receiver answers, or one that does not know ``token``.
+    """
+    if device:
+        words = _tool_words(source, port, seconds, device)
+        done = attempt(*words, address, timeout=seconds + 2 * _PATIENCE)
+        rates = _ROW.findall(done.output)
+        if done.trouble or not rates:
+            last_line = (done.trouble or "it printed no rate").splitlines()[-1]
+            raise HostError(f"{TOOL}: {last_line}")
+        return read_count(rates[-1])
+
+    try:
+        return _send(address, source, port, token, seconds)
+    except (OSError, OverflowError) as error:
+        raise HostError(f"{address} port {port}: {error}") from error
+
+
+def _tool_words(
+    source: str, port: int, seconds: float, device: Sequence[str]
+) -> list[str]:
+    """Return the words of ib_write_bw, which `timeout` ends if nobody else does."""
+    most = ["timeout", "-k", "1", f"{seconds + _PATIENCE:.0f}"]
+    times = ["-D", f"{seconds:.0f}", "-F", "--report_gbits"]
+    return [*most, TOOL, *device, "-p", str(port), _BOUND, source, *times]
+
+
+def _take_one(listener: socket.socket, peer: str, token: str, seconds: float) -> None:
+    """Take the data of the first connection from ``peer`` that knows the token."""
+    end = time.monotonic() + _PATIENCE
+    with contextlib.suppress(OSError):  # nobody came, or the listener is closed
+        while (left := end - time.monotonic()) > 0:
+            listener.settimeout(left)
+            connection, (address, _port) = listener.accept()
+            with connection:
+                connection.settimeout(_ANSWER_S)
+                if address == peer and _knows(connection, token):
+                    listener.close()
+                    _drain(connection, token, seconds)
+                    return
+
+
+def _knows(connection: socket.socket, token: str) -> bool:
+    with contextlib.suppress(OSError):
+        text = connection.recv(len(token), socket.MSG_WAITALL)
+        return hmac.compare_digest(text, token.encode())
+    return False
+
+
+def _proof(token: str) -> bytes:
+    """Return what a receiver that knows the token answers."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _drain(connection: socket.socket, token: str, seconds: float) -> None:
+    connection.sendall(_proof(token))
+
+    # With MSG_TRUNC the kernel drops the data, so that no time goes into a copy.
+    room = bytearray(_PIECE)
+    end = time.monotonic() + seconds + _PATIENCE
+    while time.monotonic() < end and connection.recv_into(room, 0, socket.MSG_TRUNC):
+        pass
+
+
+def _send(address: str, source: str, port: int, token: str, seconds: float) -> float:
+    with (
+        socket.create_connection((address, port), _ANSWER_S, (source, 0)) as connection,
+        os.fdopen(os.memfd_create("patchkit"), "wb+") as file,
+    ):
+        connection.sendall(token.encode())
+        proof = _proof(token)
+        answer = connection.recv(len(proof), socket.MSG_WAITALL)
+        if not hmac.compare_digest(answer, proof):
+            raise HostError(f"{address} port {port}: another program answers")
+
+        file.truncate(_PIECE)
+        begin = time.monotonic()
+        sent = 0
+        while time.monotonic() < begin + seconds:
+            sent += connection.sendfile(file, 0, _PIECE)
+
+        # The receiver closes once it has taken all.
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+        return sent * 8 / 1e9 / (time.monotonic() - begin)

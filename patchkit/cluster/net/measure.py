@@ -1,0 +1,187 @@
+"""Measure what each half of a cage carries from node to node; judge it by owners' figures."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import IPv4Network
+from itertools import groupby
+
+from patchkit.cluster.agent import bandwidth
+from patchkit.cluster.net.checks import (
+    choose_checked_cages,
+    pair_checks,
+    shared_networks,
+    twin_letter,
+)
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.errors import HostError, PatchkitError
+from patchkit.finding import Finding, Level
+from patchkit.frozen import Texts, positional
+from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.rules.releases import read_env_data
+
+_NETWORK = read_env_data("network")
+_MEASURE = _NETWORK["measure"]
+_MOST = 1e4  # Gb/s: no cable carries more
+
+Node = tuple[Remote, Host]
+Rate = tuple[Finding, float | None]
+"""A finding and the Gb/s that were measured, None if nothing was."""
+
+
+@positional
+class HalfEnd:
+    """One end of a half of a cable: its node, its interface, and the network of both ends."""
+
+    remote: Remote
+    host: Host
+    netdev: Netdev
+    network: IPv4Network
+
+    @property
+    def address(self) -> str:
+        addresses = (it.ip for it in self.netdev.ipv4 if it.network == self.network)
+        return str(next(addresses))
+
+    @property
+    def rdma_words(self) -> list[str]:
+        """Return ib_write_bw's words for the RDMA device and its GID, [] if there is none."""
+        for device in self.host.rdma:
+            is_right = device.active and device.netdev == self.netdev.name
+            for gid in device.gids:
+                if is_right and (gid.kind, gid.address) == ("RoCE v2", self.address):
+                    return ["-d", device.name, "-x", str(gid.index)]
+        return []
+
+
+Half = tuple[HalfEnd, HalfEnd]  # the sender's, and the receiver's
+
+
+def measure_network(
+    nodes: Sequence[Node],
+    names: Texts,
+    tell: Callable[[str], None],
+    seconds: float = _MEASURE["seconds"],
+) -> Iterator[Rate]:
+    """Measure the cables from each node to the next one, and of a ring from the last to the first.
+
+    Each half of each cage is measured alone, then both halves at once. ``names`` are interfaces of
+    the senders, none for those of the cages with a link. ``tell`` gets a line before each
+    measurement. What is wrong between two nodes is a finding, too.
+    """
+    remotes = [remote for remote, _host in nodes]
+    tools = run_on_all(remotes, lambda node: node.call(bool, bandwidth.has_tool))
+    by = bandwidth.TOOL if all(require_all(tools)) else "sockets"
+
+    following = [*nodes[1:], nodes[0]] if len(nodes) > 2 else nodes[1:]
+    for sender, receiver in zip(nodes, following, strict=False):
+        remote, host = sender
+        _remote, peer = receiver
+        try:
+            cages = choose_checked_cages(host, names)
+        except PatchkitError as error:
+            error.what = f"{remote.destination}: {error.what}"
+            raise
+
+        for finding in pair_checks(host, cages, peer):
+            if finding.level is Level.ERROR:
+                yield finding, None
+
+        halves = [
+            (
+                HalfEnd(*sender, pair.netdev, pair.network),
+                HalfEnd(*receiver, pair.peers[0], pair.network),
+            )
+            for pair in shared_networks(cages, peer)
+            if len(pair.peers) == 1
+        ]
+        for _cage, group in groupby(halves, lambda half: half[0].netdev.cage):
+            twins = list(group)
+            rounds = [[half] for half in twins]
+            if len(twins) > 1:
+                rounds.append(twins)
+            for chosen in rounds:
+                yield _measure_halves(chosen, by, seconds, tell)
+
+
+def _measure_halves(
+    halves: Sequence[Half], by: str, seconds: float, tell: Callable[[str], None]
+) -> Rate:
+    """Measure one half, or several at the same time; return the sum."""
+    if not all(end.rdma_words for half in halves for end in half):
+        by = "sockets"
+
+    sender, receiver = halves[0]
+    letter = twin_letter(sender.host, sender.netdev)
+    part = f"{sender.netdev.name}, twin {letter}" if letter else sender.netdev.name
+    if len(halves) > 1:
+        part = "both halves"
+    where = f"{sender.remote.destination} to {receiver.remote.destination}, {part}"
+    tell(f"{where}: {seconds:.0f} s by {by}")
+
+    rates = run_on_all(halves, lambda half: _measure_half(half, by, seconds))
+    try:
+        gbits = sum(require_all(rates))
+    except PatchkitError as error:
+        return _finding(where, "unknown", error.what, hint=error.hint), None
+    return judge_rate(gbits, len(halves), by, where), gbits
+
+
+def judge_rate(gbits: float, halves: int, by: str, where: str) -> Finding:
+    """Return the finding about a rate: the first class of network.toml that it is in."""
+    place = min(halves, 2) - 1
+    row = next(
+        row
+        for row in _MEASURE["class"]
+        if gbits < row["below"][place] and by in row["by"]
+    )
+    says = row["says"].format(expected=_MEASURE["expected"][place])
+    what = f"{gbits:.1f} Gb/s by {by}: {says}"
+    source = row.get("source", "")
+    return _finding(where, row["level"], what, hint=row.get("hint", ""), source=source)
+
+
+def _finding(
+    where: str, level: str, what: str, *, hint: str, source: str = ""
+) -> Finding:
+    return Finding(
+        level=Level(level),
+        where=where,
+        about="bandwidth",
+        what=what,
+        hint=hint,
+        source=source,
+        kind=HostError,
+    )
+
+
+def _measure_half(half: Half, by: str, seconds: float) -> float:
+    """Return the Gb/s of one half. Raises HostError if a node cannot, or answers nonsense."""
+    sender, receiver = half
+    token = secrets.token_hex(16)
+    devices = [end.rdma_words if by == bandwidth.TOOL else [] for end in half]
+
+    with receiver.remote.opened(
+        int,
+        bandwidth.receive,
+        address=receiver.address,
+        peer=sender.address,
+        token=token,
+        seconds=seconds,
+        device=devices[1],
+    ) as port:
+        gbits = sender.remote.call(
+            float,
+            bandwidth.transmit,
+            address=receiver.address,
+            source=sender.address,
+            port=port,
+            token=token,
+            seconds=seconds,
+            device=devices[0],
+        )
+
+    if not 0 <= gbits <= _MOST:
+        raise HostError(f"{sender.remote.destination}: {gbits:.3g} Gb/s is impossible")
+    return gbits

@@ -1,0 +1,103 @@
+"""A receiver and a sender on loopback: by a connection, and by a program in ib_write_bw's place."""
+
+import os
+import socket
+import time
+
+import pytest
+
+from patchkit.cluster.agent.bandwidth import has_tool, receive, transmit
+from patchkit.cluster.net.measure import judge_rate
+from patchkit.errors import HostError
+from support import write_files
+
+TOKEN = "0123456789abcdef"
+HERE, THERE = "127.0.0.2", "127.0.0.3"
+# It listens or connects as perftest 24.01 does, and prints the table of NVIDIA's guide.
+TOOL = """\
+#!/usr/bin/env python3
+import socket, sys
+words = sys.argv[1:]
+if "--help" in words:
+    sys.exit(print("      --bind_source_ip  Source IP"))
+place = words[words.index("--bind_source_ip") + 1]
+port = int(words[words.index("-p") + 1])
+if words[-1] == "--report_gbits":
+    listener = socket.create_server(("PLACE" or place, port))
+    listener.accept()[0].recv(1)
+else:
+    socket.create_connection((words[-1], port), 5, (place, 0)).send(b"x")
+print(" #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]")
+print(" 65536      1768045          0.00               92.57              0.176564")
+"""
+
+
+def listening(address, port):
+    """Whether somebody takes a connection."""
+    try:
+        socket.create_connection((address, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_one_sender_with_the_token_is_taken():
+    parts = receive(HERE, THERE, TOKEN, 0.5)
+    port = next(parts)
+    for source, token in ((THERE, TOKEN[::-1]), (HERE, TOKEN)):
+        with pytest.raises(HostError, match=f"{HERE} port {port}"):
+            transmit(HERE, source, port, token, 0.5)
+    assert 0.01 < transmit(HERE, THERE, port, TOKEN, 0.5) < 2000
+    assert not listening(HERE, port)
+    assert list(parts) == []
+
+
+def test_a_receiver_that_is_ended_does_not_listen():
+    parts = receive(HERE, THERE, TOKEN, 0.5)
+    port = next(parts)
+    assert listening(HERE, port)
+    assert not listening("127.0.0.4", port)
+    parts.close()
+    time.sleep(0.2)
+    assert not listening(HERE, port)
+
+
+def test_a_stranger_in_the_receivers_place_gets_no_data():
+    with socket.create_server((HERE, 0)) as stranger:
+        stranger.settimeout(5)
+        port = stranger.getsockname()[1]
+        with pytest.raises(HostError, match="timed out"):
+            transmit(HERE, THERE, port, TOKEN, 0.5)
+
+
+@pytest.mark.parametrize("place", ["", "0.0.0.0"])
+def test_ib_write_bw(tmp_path, monkeypatch, place):
+    tool = write_files(tmp_path, {"ib_write_bw": TOOL.replace("PLACE", place)}, 0o755)
+    monkeypatch.setenv("PATH", f"{tool}:{os.environ['PATH']}")
+    assert has_tool()
+    words = ["-d", "rocep1s0f0", "-x", "3"]
+    parts = receive(HERE, THERE, TOKEN, 1, words)
+    if place:
+        with pytest.raises(HostError, match=f"does not listen at {HERE} alone"):
+            next(parts)
+        return
+    assert transmit(HERE, THERE, next(parts), TOKEN, 1, words) == 92.57
+    assert list(parts) == []
+
+
+@pytest.mark.parametrize(
+    ("gbits", "halves", "by", "level", "words"),
+    [
+        (13.23, 1, "ib_write_bw", "error", "13 Gb/s of a cable that was plugged in"),
+        (24.3, 2, "ib_write_bw", "warning", "24 Gb/s of an owner"),
+        (92.57, 1, "ib_write_bw", "ok", "92 to 112"),
+        (98, 2, "ib_write_bw", "warning", "185 to 200"),
+        (189.85, 2, "ib_write_bw", "ok", "185 to 200"),
+        (12.86, 1, "sockets", "warning", "or a busy core"),
+        (96, 1, "sockets", "note", "does not tell"),
+        (0, 1, "ib_write_bw", "error", "less than"),
+    ],
+)
+def test_classes_that_owners_measured(gbits, halves, by, level, words):
+    found = judge_rate(gbits, halves, by, "a to b")
+    assert (found.level, words in found.what) == (level, True)
