@@ -16,7 +16,6 @@ BUILD = (
     "filelock",
     "jinja2",
     "ninja",
-    "pyproject_hooks",
     "scikit_build_core",
     "tvm_ffi",
 )

@@ -15,7 +15,7 @@ from patchkit.durable.staging import is_full
 from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.follow import Completed, Follow
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
 from patchkit.wheel.file.wheelfile import Facts
@@ -34,7 +34,7 @@ _PASSED_ON = (
 )
 _PLANNED = "planned"  # a file that exists once NCCL's sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
-_NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
+_NINJA = re.compile(r" *\[(\d+)/(\d+)\] ")
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
@@ -115,13 +115,12 @@ def objects_to_make(
 def run_build(
     command: list[str],
     root: Path,
-    env: dict[str, str],
+    env: Values,
     progress: Progress,
     *,
     objects: int | None = None,
-    folder: Path | None = None,
 ) -> None:
-    """Run a build in ``folder`` (by default ``root``), and write its output to ``root/log.txt``.
+    """Run a build in the folder ``root``, and write its output to ``root/log.txt``.
 
     ``objects`` is how many objects NCCL's make will compile, 0 if unknown; None for a build with
     ninja, which counts its steps itself. Raises BuildError with the lines of the output that tell
@@ -138,7 +137,7 @@ def run_build(
         Follow(
             *command,
             env=env,
-            cwd=folder or root,
+            cwd=root,
             umask=0o022,
             inherit=True,
         ) as running,

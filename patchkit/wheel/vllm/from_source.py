@@ -7,17 +7,13 @@ vLLM's own setup.py and CMake do the work; everything that they would fetch is f
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from patchkit.errors import BuildError, SourceError
 from patchkit.frozen import Values
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
-from patchkit.records import read_toml
 from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
 from patchkit.source.resolve import Report
@@ -194,44 +190,17 @@ def compile_wheel(
     """Compile the wheel with the release's own build backend; return its path, in ``root/raw``.
 
     The output is written to ``root/log.txt``. Raises BuildError with the lines of the output that
-    tell the reason, HostError, SourceError.
+    tell the reason, HostError.
     """
-    source = root / "source"
     out = emptied(root / "raw")
-
-    def runner(
-        cmd: Sequence[str],
-        cwd: str | None = None,
-        extra_environ: Values | None = None,
-    ) -> None:
-        environment = {**variables, **(extra_environ or {})}
-        words = [*namespace_words(), *cmd]
-        run_build(words, root, environment, progress, folder=Path(cwd or source))
-
-    # The import is here since the library comes with the extra for builds. The hook is called
-    # directly, since the front end `build` would replace our errors by its own.
-    from pyproject_hooks import BuildBackendHookCaller
-
-    pyproject = source / "pyproject.toml"
-    system = read_toml(dict[str, Any], pyproject, SourceError, key="build-system")
-    hooks = BuildBackendHookCaller(
-        str(source),
-        system.get("build-backend", "setuptools.build_meta"),
-        system.get("backend-path"),
-        runner=runner,
-        python_executable=str(python),
-    )
-    # Warnings of the backend belong in the log, not on the terminal.
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        hooks.build_wheel(str(out), {"--build-option": [_ABI]})
-    for warning in caught:
-        log_line(root, f"{warning.filename}:{warning.lineno}: {warning.message}")
-
-    wheels = sorted(out.glob("*.whl"))
-    if len(wheels) != 1:
-        raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
-    return wheels[0]
+    command = [
+        *namespace_words(), str(python), "-m", "pip", "wheel", "--isolated", "--verbose",
+        "--use-pep517", "--no-build-isolation", "--no-index", "--no-deps",
+        f"--config-settings=--build-option={_ABI}", f"--wheel-dir={out}", str(root / "source"),
+    ]  # fmt: skip
+    run_build(command, root, variables, progress)
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def log_line(root: Path, line: str) -> None:

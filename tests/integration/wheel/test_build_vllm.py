@@ -223,13 +223,6 @@ def test_a_target_that_does_not_fit(
         ),
         (
             "backend/small.py",
-            "return packed(",
-            "return os.path.join(",
-            10,
-            "holds 0 wheels",
-        ),
-        (
-            "backend/small.py",
             "other_C.dir",
             "small_C.dir",
             5,
