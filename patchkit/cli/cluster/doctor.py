@@ -17,6 +17,7 @@ from patchkit.cli.out import FILE_OR_DASH, PATH, LaidOut, next_step, table, tell
 from patchkit.cli.render import (
     Blocks,
     ExitCode,
+    finding_blocks,
     finding_lines,
     flag,
     option,
@@ -38,7 +39,7 @@ from patchkit.doctor.private_names import private_names
 from patchkit.doctor.proof import collect_proof
 from patchkit.doctor.proof_record import summary_lines
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.findings import log_findings
+from patchkit.doctor.symptoms.findings import is_answer, log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.errors import HostError, ProofError, UsageError
 from patchkit.extras import BASE, require_libraries
@@ -100,6 +101,7 @@ def doctor_command(
 
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)
+        yield from finding_blocks(filter(is_answer, findings))
     yield from finding_lines(findings, verbose=verbose)
 
     if save is not None:

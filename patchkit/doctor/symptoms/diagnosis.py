@@ -136,7 +136,8 @@ class ReadLog:
     The last start of a server is judged: the server serves from the line ``serving`` on, and was
     stopped in order at the line ``stopped``; 0 means never. ``earlier`` is the first error of the
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
-    looked at, "" if all was. ``lines`` is number → text of the lines around the diagnoses.
+    looked at, "" if all was. ``request`` is the first unknown error of a request that the server
+    goes on after. ``lines`` is number → text of the lines around the diagnoses.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -146,6 +147,7 @@ class ReadLog:
     stopped: int
     begun: int = 0
     earlier: Hit | None = None
+    request: Hit | None = None
     lines: Mapping[int, str]
 
     @property
@@ -244,12 +246,8 @@ def _judge_start(
     diagnoses.sort(key=attrgetter("rank"))
     hits = [diagnosis.hit for diagnosis in diagnoses]
 
-    strange = None
-    if not any(diagnosis.is_root for diagnosis in diagnoses):
-        strange = _first_strange(log, streams, lives, diagnoses)
-
-    if strange:
-        hits.append(strange)
+    strange, request = _first_strange(log, streams, lives, diagnoses)
+    hits += filter(None, (strange, request))
 
     shown_numbers = set[int]()
     for hit in hits:
@@ -259,6 +257,7 @@ def _judge_start(
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
+        request=request,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
         lines={
@@ -298,23 +297,27 @@ def _first_strange(
     streams: Mapping[str, Scan],
     lives: Mapping[str, Life],
     diagnoses: Iterable[Diagnosis],
-) -> Hit | None:
-    """Return the first error that no symptom describes, None if there is none.
+) -> tuple[Hit | None, Hit | None]:
+    """Return the first error that no symptom describes, and the first such one of a request.
 
-    A line that only has the level of an error counts if no exception does, and if it comes before
-    all errors that are described.
+    An error is looked for unless a root error is described. A line that only has the level of an
+    error counts if no exception does, and if it comes before all errors that are described.
     """
-    evidence = (log, _known_lines(log), streams, lives)
-    exceptions = _strange_hits(_ERROR_TEXTS, *evidence)
+    evidence = (_known_lines(log), log, streams, lives)
+    exceptions, requests = _strange_hits(_ERROR_TEXTS, *evidence)
+    request = min(requests, key=_by_number, default=None)
+    if any(diagnosis.is_root for diagnosis in diagnoses):
+        return None, request
+
     if exceptions:
-        return min(exceptions, key=_by_number)
+        return min(exceptions, key=_by_number), request
 
     errors = (row.hit.number for row in diagnoses if row.level == "error")
     first_error = min(errors, default=sys.maxsize)
     failures = (SEVERE_LINE, *log_words().marks["failed"])
-    lines = _strange_hits(failures, *evidence)
+    lines, _requests = _strange_hits(failures, *evidence)
     earlier_lines = [hit for hit in lines if hit.number < first_error]
-    return min(earlier_lines, key=_by_number, default=None)
+    return min(earlier_lines, key=_by_number, default=None), request
 
 
 def _known_lines(log: Scan) -> dict[int, bool]:
@@ -332,34 +335,42 @@ def _known_lines(log: Scan) -> dict[int, bool]:
 
 def _strange_hits(
     texts: Iterable[str],
-    log: Scan,
     known_lines: Mapping[int, bool],
+    log: Scan,
     streams: Mapping[str, Scan],
     lives: Mapping[str, Life],
-) -> list[Hit]:
-    """Return the hits that no symptom describes, no program caught and no server outlived."""
-    strange_hits = []
+) -> tuple[list[Hit], list[Hit]]:
+    """Return the hits that no symptom describes and no program caught: errors, and of requests.
+
+    An error that a server outlived is left out.
+    """
+    errors = []
+    requests = []
     for name, part in streams.items():
+        life = lives[name]
         for hit in part.hits_of(texts):
-            was_caught = hit.level in _MILD
-            is_known = hit.number in known_lines or _leads_to_known(
-                hit, log, known_lines
-            )
-            outlived = lives[name].outlived(hit.number, hit.number)
-            if not (was_caught or is_known or outlived):
-                strange_hits.append(hit)
+            if hit.level in _MILD or _is_described(hit, log, known_lines):
+                continue
 
-    return strange_hits
+            if life.is_request(hit):
+                requests.append(hit)
+            elif not life.outlived(hit.number, hit.number):
+                errors.append(hit)
+
+    return errors, requests
 
 
-def _leads_to_known(
+def _is_described(
     exception: Hit,
     log: Scan,
     known_lines: Mapping[int, bool],
 ) -> bool:
-    """Return whether an exception without a text is the direct cause of a known error."""
-    if " " in exception.text.strip():
-        return False
+    """Return whether a symptom describes an exception.
+
+    An exception without a text is described if it is the direct cause of a known error.
+    """
+    if exception.number in known_lines or " " in exception.text.strip():
+        return exception.number in known_lines
 
     chained = [
         hit.number

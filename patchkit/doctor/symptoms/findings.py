@@ -9,12 +9,14 @@ from patchkit.cluster.agent.unit_journal import NodeLine
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
+from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level
 from patchkit.runtime.rules.rule import Situation, describe_condition
 
 _SHOWN = 300  # characters of a text in a finding
 _BEHIND = 2  # lines after an unknown error that its finding shows
+_REQUEST = "request-error"
 _REPORT = "look at the lines before it; the same command with `--save report.tar.gz` keeps them"
 
 
@@ -62,6 +64,16 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         )
         findings.append(earlier)
 
+    if log.request:
+        failed = _shorten_hit(log.request)
+        request = Finding(
+            level=Level.NOTE,
+            about=_REQUEST,
+            line=log.request.number,
+            what=f"a request failed, and the server goes on: {failed}",
+        )
+        findings.append(request)
+
     if log.unread:
         unread = Finding(
             level=Level.UNKNOWN,
@@ -73,6 +85,13 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         findings.append(_nothing_fatal(log))
 
     return findings
+
+
+def is_answer(finding: Finding) -> bool:
+    """Return whether a note answers what a user may ask of a server that goes on."""
+    symptom = symptoms().get(finding.about)
+    is_told = symptom and (symptom.answers or symptom.request)
+    return finding.level is Level.NOTE and bool(is_told or finding.about == _REQUEST)
 
 
 def _consequences(log: ReadLog) -> list[Diagnosis]:
@@ -146,7 +165,8 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     """
     symptom = diagnosis.symptom
 
-    outlived = ", which the server outlived" if diagnosis.outlived else ""
+    was_bad = diagnosis.outlived and symptom.level != "note"
+    outlived = ", which the server outlived" if was_bad else ""
 
     title = f"{diagnosis.filled(symptom.title)}{outlived}"
     finding = Finding(

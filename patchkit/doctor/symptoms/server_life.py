@@ -37,6 +37,11 @@ class Life:
 
         return last < self.answered and not self.ended
 
+    def is_request(self, hit: Hit) -> bool:
+        """Return whether an error is of a request: the front end's, while the engine serves."""
+        was_serving = 0 < self.serving < hit.number
+        return was_serving and not self.ended and "APIServer" in hit.who
+
 
 def server_lives(
     streams: Mapping[str, Scan],

@@ -6,7 +6,7 @@ import pytest
 
 from patchkit.cluster.agent.unit_journal import JournalLine
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.findings import log_findings, read_journals
+from patchkit.doctor.symptoms.findings import is_answer, log_findings, read_journals
 from patchkit.doctor.symptoms.lines import text_chunks
 from patchkit.errors import SourceError
 from patchkit.finding import Level, worst
@@ -62,6 +62,19 @@ def test_the_first_cause_is_first(name, about):
     assert [each.about for each in wrong] == [about]
     if name.startswith("consequences"):
         assert wrong[0].why.endswith("; -v")
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("request-fails", ["tool-call-broken", "request-error"]),
+        ("drafts-refused", ["drafts-refused"]),
+        ("plain", []),
+    ],
+)
+def test_notes_that_answer_a_question_are_told(name, answers):
+    found = judged((LOGS / "good" / f"{name}.log").read_bytes())
+    assert [each.about for each in found if is_answer(each)] == answers
 
 
 FAILED_LINES = (LOGS / "failed-lines.txt").read_text().splitlines()
