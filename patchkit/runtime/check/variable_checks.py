@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 
-from patchkit.finding import Finding, Findings, Level
+from patchkit.finding import Findings, Level
 from patchkit.frozen import positional
 from patchkit.runtime.check.content import (
     DOCKERFILE,
@@ -261,11 +262,10 @@ def check_contradictions(checked: CheckedText) -> Findings:
 
     Variables of different blocks, as two services or commands, do not contradict each other.
     """
-    blocks: dict[int, list[Assignment]] = {}
-
+    blocks = defaultdict(list)
     for variable in checked.content.assignments:
         if variable.is_given:
-            blocks.setdefault(variable.block, []).append(variable)
+            blocks[variable.block].append(variable)
 
     for block, together in blocks.items():
         # A script or a Dockerfile may change a variable for the commands that follow.
@@ -313,14 +313,14 @@ def check_host(checked: CheckedText) -> Findings:
     if checked.host is None:
         return
 
-    problems_by_name: dict[str, list[list[Finding]]] = {}
+    problems_by_name = defaultdict(list)
     for variable in checked.content.assignments:
         if variable.is_given and not variable.value.startswith("^"):
             problems = [
                 *_check_own_address(variable, checked.host),
                 *_check_device_list(variable, checked.host),
             ]
-            problems_by_name.setdefault(variable.name, []).append(problems)
+            problems_by_name[variable.name].append(problems)
 
     for problems_by_value in problems_by_name.values():
         if all(problems_by_value):
@@ -364,11 +364,12 @@ def _check_device(part: str, variable: Assignment, host: Host) -> Findings:
         kind = "RDMA device"
         states = {rdma.name: rdma.active for rdma in host.rdma}
 
-    meant = {name}
+    meant = [name]
     if variable.name in _NAMES["prefixes"] and not variable.value.startswith("="):
-        meant.update(device for device in states if device.startswith(name))
+        meant = [device for device in states if device.startswith(name)]
+    ups = [states[device] for device in meant if device in states]
 
-    if meant.isdisjoint(states):
+    if not ups:
         # NCCL starts without an RDMA device that is missing, but not without a missing interface.
         is_optional = variable.name in _NAMES["devices"]
         other_names = [device for device in states if device != "lo"]
@@ -379,7 +380,7 @@ def _check_device(part: str, variable: Assignment, host: Host) -> Findings:
             what=f"no {kind} {name}",
             has=", ".join(other_names) or "none at all",
         )
-    elif not any(states.get(device) for device in meant):
+    elif not any(ups):
         yield build_finding("host-down", variable, what=f"{name} is down")
 
 
@@ -417,10 +418,4 @@ def _find_twin(name: str, host: Host | None) -> str:
         is_left_out = netdev and twin_state(host, netdev) in _LEFT_OUT
         return twin.name if twin and twin.active and not is_left_out else ""
 
-    first_prefix, second_prefix = _TWINS["half"]
-    if not re.fullmatch(_TWINS["pattern"], name):
-        return ""
-
-    if name.startswith(first_prefix):
-        return str(second_prefix + name.removeprefix(first_prefix))
-    return str(first_prefix + name.removeprefix(second_prefix))
+    return str(_TWINS["of"].get(name, ""))
