@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.frozen import Values
 from patchkit.quoting import quoted
 
 if TYPE_CHECKING:
@@ -105,6 +106,20 @@ def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes
 
         yield first_piece
         yield from iter(lambda: file.read(_PIECE), b"")
+
+
+def read_strings(path: Path) -> list[str]:
+    """Return the strings of a file of /proc, where NUL ends each; of 4 MiB. Raises OSError."""
+    with path.open("rb") as file:
+        text = file.read(LARGEST).decode(errors="replace")
+
+    return [string for string in text.split("\0") if string]
+
+
+def read_environment(process: int | None) -> Values:
+    """Return the variables of a process. Raises OSError if they are hidden, or there is none."""
+    pairs = read_strings(Path(f"/proc/{process}/environ"))
+    return dict(pair.partition("=")[::2] for pair in pairs)
 
 
 def decoded(data: bytes, where: str) -> str:

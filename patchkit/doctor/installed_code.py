@@ -14,6 +14,7 @@ from typing import Any
 from patchkit.elf import parse_library
 from patchkit.fatbin import read_entries
 from patchkit.frozen import Values
+from patchkit.reading import read_environment
 
 _FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # of both, the first one decides
 
@@ -36,8 +37,7 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
 
     environment: Values = os.environ
     if process:
-        text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
-        environment = dict(pair.partition("=")[::2] for pair in text.split("\0"))
+        environment = read_environment(process)
 
     folder = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
     return {

@@ -14,6 +14,7 @@ from pathlib import Path
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.process import attempt
+from patchkit.reading import read_environment
 from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
 from patchkit.runtime.host.probe import parse_rows, query_gpus
 
@@ -256,8 +257,7 @@ def _read_environment(pid: int) -> Values:
     Without such a process, as for 0, the result is this process's as well.
     """
     with suppress(OSError):
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-        return dict(pair.partition("=")[::2] for pair in text.split("\0"))
+        return read_environment(pid)
     return os.environ
 
 

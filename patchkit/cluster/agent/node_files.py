@@ -14,7 +14,7 @@ from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, HostError, UsageError, translated
 from patchkit.follow import Completed
 from patchkit.process import attempt
-from patchkit.reading import read_text
+from patchkit.reading import read_environment, read_text
 from patchkit.units import BYTES_PER_MIB
 
 _UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
@@ -166,13 +166,13 @@ def _describe_holder(folder: Path) -> str:
     """Return in words which process holds the lock of a folder, from where, and since when."""
     process = holder(folder)
     try:
-        environment = Path(f"/proc/{process}/environ").read_bytes()
+        environment = read_environment(process)
     except OSError:
         return "another user's process"
 
     origin = "on this machine"
-    if peer := re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environment):
-        origin = f"from {peer[1].decode(errors='replace')}"
+    if connection := environment.get("SSH_CONNECTION"):
+        origin = f"from {connection.partition(' ')[0]}"
 
     shown = attempt("ps", "-o", "lstart=", "-p", str(process))
     since = shown.output.strip() or "some time ago"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from patchkit.errors import HostError, UsageError
 from patchkit.foreign import read_json
 from patchkit.process import attempt
+from patchkit.reading import read_strings
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import (
     RUNNING,
@@ -18,8 +20,6 @@ from patchkit.runtime.check.content import (
     Word,
 )
 
-_LARGEST = 4 << 20  # bytes of an environment or a command line that are read
-
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
     """Return the environment and the command with which servers were started.
@@ -29,20 +29,22 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
     container cannot be read, HostError if no server runs or the answer of `docker inspect` is
     malformed.
     """
-    if name.isdecimal():
-        return [_read_named_process(root / "proc" / name)]
-    if name:
+    if name and not name.isdecimal():
         return [_inspect_container(name)]
 
     servers = []
-    for folder in sorted((root / "proc").glob("[0-9]*")):
-        try:
+    for folder in sorted((root / "proc").glob(name or "[0-9]*")):
+        with suppress(OSError):  # the process has ended, or belongs to another user
             process = _read_process(folder)
-        except OSError:  # the process has ended, or belongs to another user
-            continue
-        if process.content.commands:
-            servers.append(process)
+            if name or process.content.commands:
+                servers.append(process)
 
+    if name and not servers:
+        raise UsageError(
+            f"process {name}: cannot be read",
+            why="it has ended, or is another user's: only that user and root may read it",
+            hint="`ps -eo pid,user,args` lists those that run; run check as that user",
+        )
     if not servers:
         raise HostError(
             "no vLLM server runs here that this user may read",
@@ -51,32 +53,13 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
     return servers
 
 
-def _read_named_process(folder: Path) -> CheckedText:
-    try:
-        return _read_process(folder)
-    except OSError as error:
-        raise UsageError(
-            f"process {folder.name}: {error.strerror}",
-            why="it has ended, or is another user's: only that user and root may read it",
-            hint="`ps -eo pid,user,args` lists those that run; run check as that user",
-        ) from None
-
-
 def _read_process(folder: Path) -> CheckedText:
     """Return the environment and command of a process. Raises OSError if /proc cannot be read."""
-    words = _read_strings(folder / "cmdline")
-    pairs = _read_strings(folder / "environ")
+    words = read_strings(folder / "cmdline")
+    pairs = read_strings(folder / "environ")
     content = _read_started(pairs, words, Place())
     program = content.commands[0].program if content.commands else "no server"
     return CheckedText(where=f"process {folder.name} ({program})", content=content)
-
-
-def _read_strings(path: Path) -> list[str]:
-    """Return the strings that are not empty in a file of /proc, in which NUL ends each string."""
-    with path.open("rb") as file:
-        text = file.read(_LARGEST).decode(errors="replace")
-
-    return [string for string in text.split("\0") if string]
 
 
 def _inspect_container(name: str) -> CheckedText:
