@@ -245,15 +245,13 @@ def check_listeners(checked: CheckedText) -> Findings:
 
 def _has_key(command: CommandLine, content: FileContent) -> bool:
     """Return whether a server gets an API key by a flag, a variable or the caller's environment."""
-    if API_KEY in content.passed:
-        return True
+    names = {*content.passed, *(secret_flag(flag.name) for flag in command.flags)}
 
     for variable in content.variables:
-        is_of_server = variable.is_private or variable.block in (0, command.block)
-        if variable.name == API_KEY and is_of_server:
-            return True
+        if variable.is_private or variable.block in (0, command.block):
+            names.add(variable.name)
 
-    return any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
+    return not names.isdisjoint((API_KEY, "--api-key"))
 
 
 def check_secrets(checked: CheckedText) -> Findings:
