@@ -167,9 +167,6 @@ class _YamlReader:
 
         first = nodes[0]
         if len(nodes) == 1:
-            # Arguments alone are for the image's program. Without an image, that is unknown.
-            if "args" in fields and not place.image:
-                return
             is_text = first.id == "scalar" and "\n" in first.value
             if is_text and not self.is_compose:
                 self.commands.read_script(first.value, _text_line(first), place.inside)
@@ -266,8 +263,7 @@ def kind_of(text: str, where: str) -> str:
 
     for form, kind in _KINDS["names"]:
         if re.search(form, name):
-            is_json = kind == ENV and text.startswith("{")
-            return YAML if is_json else str(kind)
+            return str(kind)
 
     if is_env_file(text):
         return ENV
