@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +83,12 @@ def check_command(
     if not options.pop("elsewhere"):
         host = probe(root, python=python)
 
-    texts = [add_situation(subject, host, options) for subject in subjects]
-    findings = [find_problems(checked) for checked in texts]
     rows = []
-    for checked, problems in zip(texts, findings, strict=True):
+    findings: list[Finding] = []
+    for subject in subjects:
+        checked = add_situation(subject, host, options)
+        problems = find_problems(checked)
+        findings += problems
         rows.append(
             {
                 "file": checked.where,
@@ -101,7 +102,7 @@ def check_command(
         yield _summary(checked, problems, is_target_given=bool(options["target"]))
 
     yield {"files": rows}
-    yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
+    yield ExitCode(worst(findings, Level.ERROR, Level.WARNING))
 
 
 def _problem_lines(checked: CheckedText, problem: Finding) -> Lines:
