@@ -35,8 +35,12 @@ _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 # A part that a shell expands, or that a template or an orchestrator fills in.
 _OPEN = re.compile(r"[$`]|\{[{%]|\{[A-Za-z_]\w*\}")
 
-# A tag that is a variable, and so unknown: ${TAG:-latest}, $TAG.
-_OPEN_TAG = re.compile(r":(?:\$\{[^}]*\}|\$\w+)$")
+# The name of an image. A tag that is a variable is unknown: ${TAG:-latest}, $TAG. A colon before a
+# slash belongs to the port of a registry.
+_IMAGE = re.compile(
+    r"\A(?P<repository>[^@]*?)(?::(?:\$\{[^}]{0,99}\}|\$\w+|(?P<tag>[^/:@]*)))?(?:@.*)?\Z",
+    re.DOTALL,
+)
 
 
 def is_literal(text: str) -> bool:
@@ -68,12 +72,12 @@ class Image:
     @property
     def repository(self) -> str:
         """Return the name without tag and digest: ``vllm/vllm-openai``."""
-        return self._split()[0]
+        return _IMAGE.sub(r"\g<repository>", self.text)
 
     @property
     def tag(self) -> str:
         """Return the tag, "" if there is none or if it is a shell variable."""
-        return self._split()[1]
+        return _IMAGE.sub(r"\g<tag>", self.text)
 
     @property
     def row(self) -> Values:
@@ -88,16 +92,6 @@ class Image:
         """Return whether the image is one that vLLM's project publishes."""
         upstream = read_env_data("said")["server"]["upstream"]
         return self.repository.removeprefix("docker.io/") in upstream
-
-    def _split(self) -> tuple[str, str]:
-        name = _OPEN_TAG.sub("", self.text).partition("@")[0]
-        repository, colon, tag = name.rpartition(":")
-
-        # A colon before a slash belongs to the port of a registry.
-        if colon and "/" not in tag:
-            return repository, tag
-
-        return name, ""
 
 
 @positional
