@@ -74,7 +74,7 @@ class Faults:
     raw: bytes | None = (
         None  # sent in the place of an answer, whose end is the connection's
     )
-    metrics: str | None = None
+    metrics: str | list[str] | None = None  # a list: one after the other
     endless: bool = False
     other_engine: bool = False  # which has no /version
     listing: int = 200  # status of /v1/models
@@ -112,6 +112,8 @@ class _ModelRequest(QuietHandler):
             self._json(200, {"version": VERSIONS[server.release]})
         elif self.path == "/metrics":
             text = metrics(server.release) if faults.metrics is None else faults.metrics
+            if isinstance(text, list):
+                text = text.pop(0) if len(text) > 1 else text[0]
             self.send(200 if text else 404, text.encode())
         elif self._allowed():
             cards = [

@@ -51,6 +51,7 @@ from patchkit.cluster.launch.stop import (
     stop_group,
 )
 from patchkit.cluster.launch.survey import image_finding
+from patchkit.cluster.openai.server_answers import ServerSpeed
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.doctor.machine import disk_trouble
@@ -70,6 +71,7 @@ _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its 
 _STOPPING = ("stop", "final", "cleaning")
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str]  # with its colour, "" for none
+_FEW_ACCEPTED = 0.2  # of drafted tokens: fewer rarely pay for the drafting
 _LATEST = 2**32  # seconds since 1970: a node may say anything
 _WORDS = RECIPES / "units" / "words.toml"
 _UNIT_WORDS = read_toml(dict[str, str], _WORDS, key="step")
@@ -453,6 +455,9 @@ def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lin
         text = f" {cluster.head.destination}: {condition.watch.text}"
         yield dim("watch") + text
 
+    if condition.speed:
+        yield from _speed_notes(condition.speed)
+
     for node, state in states:
         yield from _node_notes(node, state)
         yield from _memory_notes(node, state, cluster.memory_unit)
@@ -460,6 +465,25 @@ def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lin
     for node, state in states:
         if state.successor and state.serves:
             yield lead_word("installed") + f"{node.destination}: {state.successor}"
+
+
+def _speed_notes(speed: ServerSpeed) -> Lines:
+    """Yield the speed beside what the memory allows, and what drafts bring if few are accepted."""
+    text = f" {speed.now:.3g} tok/s now"
+    if speed.most:
+        text += f"; at most {speed.most:.3g} for {speed.requests:.3g} at once"
+        text += ", by the memory's bandwidth"
+
+    accepted = speed.accepted
+    if accepted is not None:
+        text += f"; {100 * accepted:.3g} % of drafted tokens accepted"
+    yield dim("speed") + text
+
+    if accepted is not None and accepted < _FEW_ACCEPTED:
+        yield note(
+            f"a step drafts and checks {speed.drafted:.3g} tokens and keeps "
+            f"{speed.drafted * accepted:.2g}: it may be faster without drafts"
+        )
 
 
 def _node_notes(node: Remote, state: NodeState) -> Lines:

@@ -15,7 +15,11 @@ from patchkit.cluster.agent.judge import (
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
+from patchkit.cluster.openai.server_answers import (
+    ServerAnswers,
+    ServerSpeed,
+    ask_server,
+)
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import PatchkitError
 from patchkit.finding import finding_from_text
@@ -31,12 +35,13 @@ class ServerCondition:
     """The condition of a cluster's server, which serves ``model``.
 
     ``life`` is the server's answer, None if its unit is not active or it could not be asked;
-    ``unasked`` says why it could not. ``watch`` is the last report of the unit that watches the
-    server; ``unwatched`` is the state of that unit ("inactive", "failed") if it is off though
-    cluster.toml wants it, else "".
+    ``unasked`` says why it could not. ``speed`` is None if it is unknown. ``watch`` is the last
+    report of the unit that watches the server; ``unwatched`` is the state of that unit ("inactive",
+    "failed") if it is off though cluster.toml wants it, else "".
     """
 
     life: ServerLife | None = None
+    speed: ServerSpeed | None = None
     unasked: str = ""
     watch: ServerLife | None = None
     unwatched: str = ""
@@ -57,7 +62,12 @@ class ServerCondition:
 
 def ask_life(cluster: Cluster) -> ServerLife:
     """Ask the server for a token, on the head; return its signs of life. Raises HostError."""
-    return cluster.head.call(ServerAnswers, ask_server, cluster=cluster.name).life
+    return _ask(cluster).life
+
+
+def _ask(cluster: Cluster, *, speed: bool = False) -> ServerAnswers:
+    asked = {"cluster": cluster.name, "speed": speed}
+    return cluster.head.call(ServerAnswers, ask_server, **asked)
 
 
 def server_condition(cluster: Cluster, head: NodeState | None) -> ServerCondition:
@@ -70,7 +80,7 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
         return ServerCondition()
 
     try:
-        life = ask_life(cluster)
+        answers = _ask(cluster, speed=True)
     except PatchkitError as error:
         return ServerCondition(unasked=error.what)
 
@@ -83,7 +93,11 @@ def server_condition(cluster: Cluster, head: NodeState | None) -> ServerConditio
             unwatched = guard.active
 
     return ServerCondition(
-        life=life, watch=watch, unwatched=unwatched, model=head.model
+        life=answers.life,
+        speed=answers.speed,
+        watch=watch,
+        unwatched=unwatched,
+        model=head.model,
     )
 
 

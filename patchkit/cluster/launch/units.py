@@ -32,12 +32,14 @@ from patchkit.records import RECIPES
 from patchkit.runtime.memory.given_flags import given_flags
 from patchkit.runtime.memory.plan import CACHE_BYTES, SHARE
 from patchkit.runtime.memory.pool import memory_pool
+from patchkit.runtime.memory.weights import division_of
 from patchkit.runtime.rules.variable_rules import (
     CACHES,
     STACKS,
     cache_folders,
     cache_variables,
 )
+from patchkit.runtime.serve.command_notes import read_gigabytes
 from patchkit.runtime.serve.request import MASTER_PORT, models_url
 from patchkit.target import targets
 from patchkit.units import BYTES_PER_GIB
@@ -154,6 +156,7 @@ class GroupUnits:
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
             "cache": self._cache_flag(rank),
+            "speed": self._speed_bytes(rank, device.bandwidth if device else 0),
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
@@ -185,6 +188,22 @@ class GroupUnits:
         plan = rank.command.plan
         least = plan.request_gib(plan.longest_context) * BYTES_PER_GIB if plan else 0.0
         return flag, float(flags[flag]), least
+
+    def _speed_bytes(
+        self, rank: PlannedRank, bandwidth: int
+    ) -> tuple[float, float, float]:
+        """Return what bounds the speed: a rank's weights for a token, its cache, its bandwidth.
+
+        All are in bytes, 0 if unknown. In a pipeline the ranks read one after the other, so the
+        caches of all count.
+        """
+        flags = given_flags(self.words(self.ranks.index(rank)))
+        division = division_of(flags)
+        weights = read_gigabytes(rank.command.request, flags) * 1e9 / division.tensor
+
+        plan = rank.command.plan
+        cache = plan.cache_gib * BYTES_PER_GIB if plan and plan.is_whole else 0.0
+        return weights, cache * division.layer, bandwidth * 1e9
 
     def memory_floor(self, rank: PlannedRank) -> float:
         """Return the GiB below which a rank is ended, 0 for never."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from patchkit.cluster.agent.judge import (
 )
 from patchkit.cluster.agent.node_state import read_settings
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.foreign import read_count
+from patchkit.foreign import positive_number, read_count
 from patchkit.frozen import Texts, frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key
 from patchkit.reading import read_text
@@ -43,6 +44,8 @@ _MOST_KEYS = 1 << 16  # bytes of a file with keys
 _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling")
 _FEW = 16  # tokens: the first ones of some models are special tokens without text
 _MODELS = 64  # names: further models of a server are left out
+_MOMENT = 1.0  # seconds between two reads of the counters
+_LARGEST = 1e12  # of a figure
 _PATIENCE = 120.0  # seconds for a server that nothing watches: the default of `frozen`
 _UNASKED = ServerLife(DOUBT, "it was not asked")
 
@@ -85,12 +88,27 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
 
 
 @frozen
+class ServerSpeed:
+    """How fast a server generates for ``requests``: tokens per second, now and at most.
+
+    ``most`` is what the memory's bandwidth allows, 0 if unknown. ``accepted`` is the part of all
+    drafted tokens that were accepted, None without drafts; ``drafted`` are the tokens of a draft.
+    """
+
+    now: float
+    requests: float
+    most: float = 0.0
+    accepted: float | None = None
+    drafted: float = 0.0
+
+
+@frozen
 class ServerAnswers:
     """The answers of a server. ``key`` says where its key was found, "" if no key was sent.
 
     ``token`` is the answer to the question for a token, None if the server was not asked.
     ``strangers`` are other programs that listen at ``url``: with any, no key is sent. ``life`` is
-    the judgement whether the server lives.
+    the judgement whether the server lives. ``speed`` is None if nobody asked, or it is unknown.
     """
 
     url: str
@@ -105,6 +123,7 @@ class ServerAnswers:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     life: ServerLife = _UNASKED
+    speed: ServerSpeed | None = None
 
 
 def find_key(key_file: str) -> tuple[str, str]:
@@ -142,6 +161,7 @@ def ask_server(
     key_file: str = "~/.config/patchkit/secrets.env",
     seconds: float = 30.0,
     cluster: str = "",
+    speed: bool = False,
 ) -> ServerAnswers:
     """Ask a server for its health, models, version and metrics, and its first model for a token.
 
@@ -175,6 +195,7 @@ def ask_server(
 
     # Read the metrics before the model is asked: its counters would include that request.
     metrics = server.ask("/metrics")
+    rate = _find_speed(server, metrics, started) if speed else None
     listing = server.ask("/v1/models")
     token = ask_token(server, listing, seconds, _FEW, _PATHS)
     version = server.ask("/version").value("version") or ""
@@ -194,6 +215,49 @@ def ask_server(
         metrics=metrics.outcome,
         figures=read_figures(metrics.text, wanted_metrics()),
         life=judge(signs, patience),
+        speed=rate,
+    )
+
+
+def _find_speed(
+    server: HttpServer, before: HttpAnswer, started: Mapping[str, Any]
+) -> ServerSpeed | None:
+    """Read the metrics again a moment after ``before``; return the speed, None if unknown.
+
+    ``started`` has what bounds it: bytes of weights for a token, of the cache, and per second.
+    """
+    begin = time.monotonic()
+    time.sleep(_MOMENT)
+    text = server.ask("/metrics").text
+    seconds = time.monotonic() - begin
+
+    wanted = wanted_metrics()
+    former = read_figures(before.text, wanted)
+    figures = read_figures(text, wanted)
+    if not figures.keys() & former.keys() >= {"generated", "running", "kv-usage"}:
+        return None
+
+    # A server may say anything: no figure is below 0 or infinite, and none is larger than this.
+    figures = {name: min(value, _LARGEST) for name, value in figures.items()}
+    tokens = max(figures["generated"] - former["generated"], 0.0)
+    requests = max(figures["running"], 1.0)
+    drafts = max(figures.get("drafts", 0.0), 1.0)
+    drafted = figures.get("drafted", 0.0)
+    accepted = min(figures.get("accepted", 0.0), drafted)
+
+    most = 0.0
+    with contextlib.suppress(ValueError, TypeError):
+        weights, cache, bandwidth = map(positive_number, started.get("speed", ()))
+        read_bytes = max(weights, 1.0) + min(figures["kv-usage"], 1.0) * cache
+        steps = min(bandwidth / read_bytes, _LARGEST) if weights else 0.0
+        most = steps * requests * (1 + accepted / drafts)
+
+    return ServerSpeed(
+        now=tokens / seconds,
+        requests=requests,
+        most=most,
+        accepted=accepted / drafted if drafted else None,
+        drafted=drafted / drafts,
     )
 
 

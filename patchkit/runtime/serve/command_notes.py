@@ -94,22 +94,23 @@ def _preset_notes(preset: Preset) -> Iterator[str]:
         yield preset.note
 
 
+def read_gigabytes(request: ServeRequest, flags: Values) -> float:
+    """Return the GB of weights that are read for a token, 0 if that is unknown."""
+    checkpoint = request.checkpoint
+    preset = request.node.preset
+    if not (checkpoint and checkpoint.reads):
+        return (preset.reads_gb if preset else None) or 0.0
+
+    read_bytes = checkpoint.reads
+    dense = find_dense_layers(checkpoint, request.node.nodes)
+    if dense and flags.get("--quantization-config") == dense.setting:
+        read_bytes -= dense.saved
+    return read_bytes / 1e9
+
+
 def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     """Yield a note with the most tokens per second for one stream, if the figures are known."""
-    preset = request.node.preset
-    checkpoint = request.checkpoint
-    prefix = ""
-    read_gb = 0.0
-    if checkpoint and checkpoint.reads:
-        read_bytes = checkpoint.reads
-        dense = find_dense_layers(checkpoint, request.node.nodes)
-        if dense and flags.get("--quantization-config") == dense.setting:
-            read_bytes -= dense.saved
-        read_gb = read_bytes / 1e9
-    elif preset and preset.reads_gb:
-        prefix = "at least "
-        read_gb = preset.reads_gb
-
+    read_gb = read_gigabytes(request, flags)
     device = targets().get(request.node.target)
     if not (read_gb and device and device.bandwidth):
         return
@@ -119,6 +120,7 @@ def speed_notes(request: ServeRequest, flags: Values) -> Iterator[str]:
     speed = device.bandwidth * nodes
     place = f"{nodes} nodes" if nodes > 1 else "one node"
     alone = " without drafting" if "--speculative-config" in flags else ""
+    prefix = "" if request.checkpoint else "at least "
     yield (
         f"at most {speed / read_gb:.3g} tok/s for one stream{alone} on {place}: {prefix}"
         f"{read_gb:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "

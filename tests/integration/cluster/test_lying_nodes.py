@@ -25,7 +25,11 @@ from patchkit.cluster.agent.judge import (
 )
 from patchkit.cluster.launch.cluster import read_group_journal
 from patchkit.cluster.launch.up import StartWatcher, bring_up, wait_until_answered
-from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
+from patchkit.cluster.openai.server_answers import (
+    ServerAnswers,
+    ServerSpeed,
+    ask_server,
+)
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.symptoms.findings import explain_failed_start
@@ -925,6 +929,44 @@ def test_status_tells_a_server_that_works_from_one_that_hangs(nodes, capsys, nam
     assert code == 9
     assert words in " ".join(shown.split())
     assert ("hangs spark-1" in " ".join(shown.split())) == (name == "hangs")
+
+
+BOUND = "; at most 52.3 for 2 at once, by the memory's bandwidth"
+SPEEDS = {  # what a head says of its speed → what status shows
+    "plain": (ServerSpeed(now=41.2, requests=1), "speed 41.2 tok/s now"),
+    "bound": (
+        ServerSpeed(now=41.2, requests=2, most=52.31),
+        f"speed 41.2 tok/s now{BOUND}",
+    ),
+    "many drafts": (
+        ServerSpeed(now=4, requests=1, accepted=0.62, drafted=3),
+        "speed 4 tok/s now; 62 % of drafted tokens accepted",
+    ),
+    "few drafts": (
+        ServerSpeed(now=4, requests=1, accepted=0.12, drafted=5),
+        "note a step drafts and checks 5 tokens and keeps 0.6: it may be faster",
+    ),
+    "a lie": (
+        ServerSpeed(now=1e308, requests=1e308, most=1e308, accepted=1e308, drafted=-1),
+        "1e+308 tok/s now; at most 1e+308 for 1e+308 at once",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPEEDS)
+def test_status_shows_the_speed(nodes, capsys, name):
+    speed, words = SPEEDS[name]
+    life = ServerLife(ANSWERS, "a token came")
+    common = {"key": "", "strangers": (), "health": PathAnswer()}
+    said = ServerAnswers(url="http://h", life=life, speed=speed, **common)
+    head = {"read_node_state": state(), "ask_server": (value(asdict(said)), "end")}
+    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=WORKER)}})
+    _code, shown = ask(capsys, "status")
+    plain = " ".join(shown.split())
+    assert words in plain
+    assert ("without drafts" in plain) == (name == "few drafts")
+    _code, text = ask(capsys, "status", "--json")
+    assert json.loads(text)["server"]["speed"]["now"] == speed.now
 
 
 def test_status_says_who_is_the_head_of_a_start_with_another_order(nodes, capsys):

@@ -1,5 +1,7 @@
 """Ask a running server, in the shapes of several releases, and judge what it says."""
 
+import json
+
 import pytest
 
 from patchkit.cluster.agent.judge import ANSWERS, DOUBT, LIVES, REFUSES
@@ -7,8 +9,8 @@ from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
 from patchkit.finding import Level
-from support import clusters
-from support.model_server import REASONING, VERSIONS, ModelServer, metrics
+from support import clusters, write_files
+from support.model_server import LABELS, REASONING, VERSIONS, ModelServer, metrics
 
 SECRET = "kkk-very-secret-kkk"
 
@@ -200,6 +202,54 @@ def test_a_key_that_no_header_can_hold(key, monkeypatch):
         for each in server.headers_seen
         if "Authorization" in each or "X-Other" in each
     ]
+
+
+def counted(generated, **drafting):
+    """A text of /metrics with counters: of generated tokens, and of drafts."""
+    rows = {"generation_tokens": generated}
+    rows |= {f"spec_decode_num_{name}": value for name, value in drafting.items()}
+    lines = [f"vllm:{name}_total{{{LABELS}}} {value}\n" for name, value in rows.items()]
+    return metrics("0.33", running=2, usage=0.5) + "".join(lines)
+
+
+SPEEDS = {  # two texts of /metrics → tokens that came, accepted drafts, tokens of a draft
+    "plain": (counted(100), counted(142), 42, None, 0),
+    "drafts": (
+        counted(0),
+        counted(9, drafts=10, draft_tokens=40, accepted_tokens=4),
+        *(9, 0.1, 4),
+    ),
+    "restarted": (counted(100), counted(3), 0, None, 0),
+    "more than drafted": (
+        counted(0),
+        counted(0, drafts=1, draft_tokens=4, accepted_tokens=9),
+        *(0, 1, 4),
+    ),
+    "huge": (counted(0), counted(1e300, draft_tokens=1e-300), 1e12, 0, 1e-300),
+}
+
+
+@pytest.mark.parametrize("name", SPEEDS)
+def test_speed(name, tmp_path, monkeypatch):
+    """Two requests, half of a cache of 10 GB in use, 5 GB of weights for a token, at 100 GB/s."""
+    before, after, tokens, accepted, drafted = SPEEDS[name]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ModelServer(metrics=[before, after]) as server:
+        group = {"url": server.url, "id": "1", "unit": "x.service", "name": "vllm"}
+        group |= {"workers": {}, "watts": 0, "frozen": 120, "speed": [5e9, 1e10, 1e11]}
+        file = {".config/patchkit/vllm/group.json": json.dumps(group)}
+        write_files(tmp_path, file)
+        speed = looked(server, cluster="vllm", speed=True).speed
+    assert (speed.requests, speed.accepted) == (2, accepted)
+    assert speed.drafted == drafted
+    assert tokens / 3 <= speed.now <= tokens
+    assert speed.most == 20 * (1 + drafted * (accepted or 0))
+
+
+@pytest.mark.parametrize("value", ["inf", "1e400", "-1", "NaN", "x"])
+def test_a_speed_that_no_server_has_is_unknown(value):
+    with ModelServer(metrics=[counted(0), counted(value)]) as server:
+        assert looked(server, speed=True).speed is None
 
 
 HOSTILE = {
