@@ -75,19 +75,19 @@ def updated(
     a fix of which nothing is known.
     """
     news = {each.version: each for each in seen}
-    variables = _names(
+    variables = kept_rows(
         VARIABLES, releases, {v: each.variables for v, each in news.items()}
     )
-    taken = _names(TAKEN, releases, {v: each.taken for v, each in news.items()})
-    flags = _names(FLAGS, releases, {v: each.flags for v, each in news.items()})
-    models = _names(MODELS, releases, {v: each.models for v, each in news.items()})
+    taken = kept_rows(TAKEN, releases, {v: each.taken for v, each in news.items()})
+    flags = kept_rows(FLAGS, releases, {v: each.flags for v, each in news.items()})
+    models = kept_rows(MODELS, releases, {v: each.models for v, each in news.items()})
     return {
         VARIABLES: render(variables, VARIABLES_HEAD),
         TAKEN: render(taken, TAKEN_HEAD),
         FLAGS: render(flags, FLAGS_HEAD),
         MODELS: render(models, MODELS_HEAD),
         FILES: render(
-            _names(FILES, releases, {v: each.files for v, each in news.items()}),
+            kept_rows(FILES, releases, {v: each.files for v, each in news.items()}),
             FILES_HEAD,
         ),
         VALUES: VALUES_HEAD
@@ -130,9 +130,10 @@ def _rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return file.getvalue()
 
 
-def _names(
+def kept_rows(
     path: Path, releases: Sequence[str], news: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
+    """Return release → name → default: of a table that is there, and of ``news``."""
     rows = read_table(path).rows
     return {
         version: news[version]

@@ -46,6 +46,7 @@ from tools.gates import find_gates, judge, read_libraries
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan
+from tools.release_pins import enter_pins
 from tools.remote_wheel import members, requirements
 from tools.seen import MODES, pristine
 from tools.stated_needs import stated_needs
@@ -77,6 +78,7 @@ def enter(version: str) -> int:
     place, recipe = VLLM / "recipe.toml", load_recipe("vllm")
     known = {*recipe.releases, Version(version)}
     _edit(place, with_releases(place.read_text(encoding="utf-8"), [*map(str, known)]))
+    enter_pins(version)
     supported = [str(each) for each in sorted(known) if not recipe.facts.refusal(each)]
     _edit(README, with_span(README.read_text(encoding="utf-8"), supported))
     return show(decisions)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from patchkit.doctor.symptoms.lines import FORMS
+from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_causes
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
     BEHIND,
@@ -455,6 +456,8 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
         hit = min(log.hits_of(symptom.says), key=_by_number)
         if symptom.general:
             symptom = _with_library(symptom, hit, log)
+        elif symptom.pinned:
+            symptom = _with_pin(symptom, hit, evidence)
 
         yield Diagnosis(
             symptom=symptom,
@@ -478,6 +481,25 @@ def _with_library(
                 symptom = replace(symptom, cause=library.cause)
 
     return symptom
+
+
+def _with_pin(
+    symptom: Symptom,
+    hit: Hit,
+    evidence: _Evidence,
+) -> Symptom:
+    """Return a symptom with what the release of vLLM requires of the package at fault."""
+    lines = evidence.log.lines
+    numbers = range(hit.number - BEFORE, hit.number)
+    frames = "\n".join(lines.get(number, "") for number in numbers)
+    causes = dict(pinned_causes(hit.text, frames, evidence.facts))
+    if not symptom.follows:
+        causes.pop(NO_RELEASE, None)
+
+    if not causes:
+        return symptom
+
+    return replace(symptom, cause=tuple(causes.values()), follows=False)
 
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:

@@ -1,0 +1,98 @@
+"""Judge a fault of a package's version by what the release of vLLM requires of the package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+
+from patchkit.doctor.symptoms.symptom import Cause
+from patchkit.frozen import frozen
+from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.releases import read_table, within
+from patchkit.runtime.rules.rule import Situation
+
+PINS = RECIPES / "vllm" / "pins.tsv"
+NO_RELEASE = "no-release"
+"""The release of vLLM is not known."""
+
+_NAME = re.compile(r"[\w.-]+(?:\[.*?\])?")
+_NO_NUMBER = re.compile(r"\.(?:post|dev)\d+|\.\*")
+
+
+@frozen
+class Package:
+    """A package; the head of packages.toml describes the fields."""
+
+    name: str
+    fault: str
+    frame: str = "(?!)"
+
+
+@frozen
+class PackageFile:
+    """The packages, and the causes of a fault of a version, by how it is judged."""
+
+    package: tuple[Package, ...]
+    cause: Mapping[str, Cause]
+
+
+@cache
+def package_file() -> PackageFile:
+    """Return the content of recipes/doctor/packages.toml."""
+    return read_toml(PackageFile, RECIPES / "doctor" / "packages.toml")
+
+
+def pinned_causes(text: str, frames: str, facts: Situation) -> Mapping[str, Cause]:
+    """Return how a call into a package that fails is judged → the cause.
+
+    Nothing is returned if ``text`` and ``frames`` name no package.
+    """
+    package = _package_at_fault(text, frames)
+    if package is None:
+        return {}
+
+    vllm = facts.get("vllm", "")
+    pin = read_table(PINS).at(vllm).get(package.name, "") if vllm else ""
+    installed = facts.get(package.name, "")
+    judged = _judge(installed, pin)
+    values = {
+        "package": package.name,
+        "pin": pin,
+        "installed": installed,
+        "vllm": vllm,
+    }
+    return {judged: _filled(package_file().cause[judged], values)}
+
+
+def _package_at_fault(text: str, frames: str) -> Package | None:
+    rows = package_file().package
+    named = [row for row in rows if re.search(row.fault, text)]
+    calling = [row for row in rows if re.search(row.frame, frames)]
+    return next(iter(named + calling), None)
+
+
+def _judge(installed: str, pin: str) -> str:
+    """Return how an installed version stands to a requirement, as packages.toml names it."""
+    if not pin:
+        return NO_RELEASE
+    if not installed:
+        return "unknown"
+
+    bounds = _NAME.sub("", pin, count=1).replace("~=", ">=")
+    bounds = _NO_NUMBER.sub("", bounds)
+    return "fits" if within(installed, bounds) else "differs"
+
+
+def _filled(cause: Cause, values: Mapping[str, str]) -> Cause:
+    """Return a cause with values in the place of {names}."""
+    texts = {}
+    for part in fields(cause):
+        text = getattr(cause, part.name)
+        if isinstance(text, str):
+            for name, value in values.items():
+                text = text.replace(f"{{{name}}}", value)
+        texts[part.name] = text
+
+    return Cause(**texts)
