@@ -96,8 +96,9 @@ _SPREADS = re.compile(
 _SYSTEMCTL = ("systemctl", "--user")
 SMALLER = "PATCHKIT_SMALLER"
 """The variable with the flag of `vllm serve` for a cache that is smaller than planned."""
+MISSING = "PATCHKIT_MISSING"
+"""The variable with the GiB by which that is smaller, on every node."""
 
-_MISSING = "PATCHKIT_MISSING"  # the GiB by which that is smaller, on every node
 _GIB = 1 << 30
 _FRESH = 60.0  # seconds: an older kill is not why a rank ended
 
@@ -232,7 +233,7 @@ def keep_cache(settings: Settings, missing: float) -> None:
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     flag = smaller_cache(settings, missing)
-    part.write_text(f"{SMALLER}={flag}\n{_MISSING}={missing}\n")
+    part.write_text(f"{SMALLER}={flag}\n{MISSING}={missing}\n")
     part.replace(path)
 
 
@@ -504,7 +505,7 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
     link says that its rank cannot start.
     """
     last_reason = ""
-    missing = os.environ.get(_MISSING, "0")
+    missing = os.environ.get(MISSING, "0")
     while True:
         link = subprocess.Popen(
             worker_words(worker, settings, f"{ALONE} group.py hold", missing),
@@ -622,8 +623,8 @@ def held(settings: Settings) -> None:
     except (OSError, ValueError):
         leave_link(1, f"{unit} ended at once: {_describe_ending(unit)}")
 
-    say_rank_word(_STARTED)
     try:
+        say_rank_word(_STARTED)
         ending = _await_end(rank)
     except (KeyboardInterrupt, BrokenPipeError):
         ending = "gone"

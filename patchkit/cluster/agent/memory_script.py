@@ -22,14 +22,20 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from patchkit.cluster.agent.group_script import Settings, main, notify, say
+from patchkit.cluster.agent.group_script import (
+    MISSING,
+    Settings,
+    main,
+    notify,
+    say,
+)
 from patchkit.cluster.agent.memory_record import (
     BOOT,
     MemoryStop,
@@ -55,6 +61,8 @@ _LEFT = re.compile(rb"MemAvailable: +(\d+)")
 _STALLED = re.compile(rb"full avg10=([\d.]+)")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
+_TRIES = 10  # to read the mark of a new group
+_LONGEST_WAIT = 600.0  # seconds until a rank starts though memory is missing
 _NOTHING = 100 << 10  # KiB: less growth explains nothing
 
 
@@ -74,14 +82,14 @@ def guard(settings: Settings) -> None:
     gc.freeze()
     gc.disable()
 
-    notify("READY=1")
     while not watch.ended:
+        watch.admit_rank()
         time.sleep(watch.look())
     watch.finish()
 
 
 def lock_memory() -> str:
-    """Keep the memory of this process from being taken; return what cannot be kept, "" for nothing.
+    """Lock the memory of this process; return how much of it could be locked, "" for all.
 
     Where the user may not lock all of it, code comes first: without swap nothing else is taken.
     """
@@ -114,6 +122,9 @@ class ProcessSize(NamedTuple):
     user: int
 
 
+_NO_PROCESS = ProcessSize(0, "", 0)
+
+
 @dataclass(frozen=True)
 class ProcessSizes:
     """All processes by number, ``at`` a moment of the monotonic clock, with what was ``left``."""
@@ -141,14 +152,16 @@ class RankGroup:
             return [*map(int, os.pread(self.members, mmap.PAGESIZE, 0).split())]
         return []
 
-    def end(self) -> None:
-        """End all processes at once."""
-        with suppress(OSError):  # the group is gone
-            if self.kill >= 0:
-                os.write(self.kill, b"1")
-                return
-            for member in self.read_members():
+    def end(self) -> bool:
+        """End all processes; return whether that was at once, so that none can be left."""
+        with suppress(OSError):
+            os.write(self.kill, b"1")
+            return True
+
+        for member in self.read_members():
+            with suppress(OSError):  # it ended, or belongs to another user
                 os.kill(member, signal.SIGKILL)
+        return False
 
 
 class MemoryGuard:
@@ -159,7 +172,12 @@ class MemoryGuard:
         self.name: str = settings["name"]
         self.floor: float = settings["floor"] * _GIB
         self.mark = 2 * self.floor
+        missing = float(os.environ.get(MISSING, "0"))
+        self.needs = (settings["needs"] - missing) * _GIB
         self.ended = False
+        self._is_ready = False
+        self._waits = False
+        self._wait_ends = time.monotonic() + _LONGEST_WAIT
 
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
         self._pressure = -1
@@ -175,7 +193,10 @@ class MemoryGuard:
         self._lines = collections.deque[str](maxlen=_LINES)
 
         self._groups: dict[Path, RankGroup] = {}
+        # Where groups are or will be: that of the unit, which runs a program in a container.
+        self._paths = {_read_group(Path("/proc/self")).with_name(settings["unit"])}
         self._killed: set[int] = set()
+        self._ended: set[int] = set()
         self._looks = collections.deque[ProcessSizes]()
         self._looked_at = 0.0
         self._noted_at = 0.0
@@ -184,6 +205,8 @@ class MemoryGuard:
         threading.stack_size(_STACK)
         # A disk or a systemd that is slow holds up nothing else.
         self._writer = ThreadPoolExecutor(1)
+        if "inside" in settings:
+            threading.Thread(target=self._seek_containers, daemon=True).start()
 
     def end(self, *_signal: object) -> None:
         """Let the guard end after its present look."""
@@ -204,6 +227,7 @@ class MemoryGuard:
         now = time.monotonic()
         # A little more ends the warning, so that it is not said again and again.
         is_low = memory.left < self.mark * (1.1 if self._status else 1)
+        is_low = is_low or self._waits
         if now - self._looked_at >= _SECOND:
             self._looked_at = now
             self._find_groups()
@@ -215,6 +239,27 @@ class MemoryGuard:
 
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
+
+    def admit_rank(self) -> None:
+        """Let the rank start once there is the memory that it needs, or ``_LONGEST_WAIT`` is over.
+
+        Until then systemd holds it back. A rank that runs, beside a new guard, has its memory.
+        """
+        if self._is_ready:
+            return
+
+        is_short = self.read_memory().left < self.needs
+        is_early = time.monotonic() < self._wait_ends
+        self._waits = is_short and is_early and not self._runs()
+        if self._waits:
+            return
+
+        self._is_ready = True
+        self._writer.submit(notify, "READY=1")
+        self._noted_at = 0.0
+
+    def _runs(self) -> bool:
+        return any(group.read_members() for group in self._groups.values())
 
     def read_memory(self) -> MemoryLeft:
         """Return the memory of this machine now."""
@@ -231,14 +276,24 @@ class MemoryGuard:
     def look_at_processes(self, memory: MemoryLeft) -> None:
         """Keep the sizes of all processes now, and in the last seconds."""
         now = time.monotonic()
-        self._looks.append(ProcessSizes(now, memory.left, dict(_read_processes())))
+        sizes = ProcessSizes(now, memory.left, dict(_read_processes()))
+        if memory.left >= self.mark or not self._looks:
+            self._calm = sizes
+        self._looks.append(sizes)
         while len(self._looks) > 2 and now - self._looks[1].at >= _SELDOM:
             self._looks.popleft()
+
+    def _seek_containers(self) -> None:
+        """Find the rank's containers, in a thread of its own: a stuck process blocks its reader."""
+        tries = collections.Counter[Path]()
+        while True:
+            self._paths.update(find_containers(self.name, tries))
+            time.sleep(_SECOND)
 
     def _find_groups(self) -> None:
         """Open the groups of the rank that are new, and close those that are gone."""
         inodes = {}
-        for path in find_groups(self.settings):
+        for path in self._paths.copy():
             with suppress(OSError):
                 inodes[path] = path.stat().st_ino
 
@@ -254,17 +309,22 @@ class MemoryGuard:
                 self._groups[path] = _open_group(path, inodes[path])
 
     def _end_rank(self, memory: MemoryLeft) -> None:
-        """Kill the rank, then write why; a group that was killed is left to systemd."""
-        groups = [group for group in self._groups.values() if group.read_members()]
-        groups = [group for group in groups if group.inode not in self._killed]
-        if not groups:
-            return
+        """Kill the rank, then write why, once; what is left of it is killed at each look.
 
-        if memory.left > self.floor / 2:  # else there is no time for a look
+        A group that was ended at once is systemd's, whose own programs for the end run in it.
+        """
+        groups = [group for group in self._groups.values() if group.read_members()]
+        groups = [group for group in groups if group.inode not in self._ended]
+        new = {group.inode for group in groups} - self._killed
+        if new and memory.left > self.floor / 2:  # else there is no time for a look
             self.look_at_processes(memory)
+
         for group in groups:
-            group.end()
-            self._killed.add(group.inode)
+            if group.end():
+                self._ended.add(group.inode)
+        self._killed |= new
+        if not new:
+            return
 
         text = f"{self._describe(memory)}: ended the rank"
         stop = MemoryStop(
@@ -281,11 +341,21 @@ class MemoryGuard:
         text = f"{memory.left / _GIB:.1f} GiB left, memory_floor is {floor:.1f}"
         if memory.stalled >= 1:
             text += f"; {memory.stalled:.0f} % of the time all waited for memory"
-        return f"{text}; {describe_growth(self._looks[0], self._looks[-1])}"
+        growth = describe_growth((self._looks[0], self._calm), self._looks[-1])
+        return f"{text}; {growth}"
+
+    def _describe_wait(self, memory: MemoryLeft) -> str:
+        total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 10
+        subject, size = most_grown(ProcessSizes(0.0, total, {}), self._looks[-1])
+        text = f"the start waits for memory: {memory.left / _GIB:.1f} GiB are left"
+        text += f", {self.needs / _GIB:.1f} needed"
+        return f"{text}; {subject} has {size / _GIB:.1f}"
 
     def _note_status(self, memory: MemoryLeft | None) -> None:
         """Tell systemd how little memory is left, and the journal once; None for enough."""
         status = f"little memory: {self._describe(memory)}" if memory else ""
+        if memory and self._waits:
+            status = self._describe_wait(memory)
         if status and not self._status:
             self._writer.submit(say, status)
         if status or self._status:
@@ -299,16 +369,23 @@ class MemoryGuard:
         self._writer.submit(put_record, self._figures, content)
 
 
-def find_groups(settings: Settings) -> Iterator[Path]:
-    """Yield where the rank's control groups are or will be: those of its unit and container."""
-    yield _read_group(Path("/proc/self")).with_name(settings["unit"])
+def find_containers(name: str, tries: collections.Counter[Path]) -> Iterator[Path]:
+    """Yield the control groups of containers that the cluster ``name`` has marked.
 
-    # The words that run a program in the rank's container.
-    for process in Path("/proc").glob("[0-9]*") if "inside" in settings else ():
+    Each group is tried ``_TRIES`` times: at first it may have the engine's program alone.
+    """
+    groups = set()
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process ended
             group = _read_group(process)
-            if _CONTAINER.search(str(group)) and read_mark(process) == settings["name"]:
-                yield group
+            groups.add(group)
+            if _CONTAINER.search(str(group)) and tries[group] < _TRIES:
+                tries[group] += 1
+                if read_mark(process) == name:
+                    yield group
+
+    for group in tries.keys() - groups:
+        del tries[group]
 
 
 def _read_group(process: Path) -> Path:
@@ -347,25 +424,47 @@ def _read_processes() -> Iterator[tuple[int, ProcessSize]]:
                 )
 
 
-def describe_growth(before: ProcessSizes, after: ProcessSizes) -> str:
-    """Return what grew most between two looks: a process, or memory that belongs to none."""
-    growth = {0: 0}
-    for number, process in after.rows.items():
-        former = before.rows.get(number)
-        growth[number] = process.size - (former.size if former else 0)
+def describe_growth(former: Iterable[ProcessSizes], now: ProcessSizes) -> str:
+    """Return what grew most since the first one of some looks since which anything did."""
+    fell = 0
+    seconds = 0.0
+    for before in former:
+        fell = max(before.left - now.left, 0)
+        seconds = now.at - before.at
+        subject, grown = most_grown(before, now)
+        if grown >= _NOTHING:
+            return f"{subject} grew by {grown / _GIB:.1f} GiB in {seconds:.0f} s"
 
-    most = max(growth, key=growth.__getitem__)
-    nobody = before.left - after.left - sum(growth.values())
-    grown = max(nobody, growth[most])
-    if grown < _NOTHING:
-        return "no process grew"
+    less = f"{fell / _GIB:.2f} GiB less than {seconds:.0f} s before"
+    return f"{less}, and no process grew"
 
-    subject = "memory of no process, as a GPU's,"
-    if most and growth[most] >= nobody:
-        process = after.rows[most]
-        user = _user_names().get(process.user, f"user {process.user}")
-        subject = f"{process.name} (process {most} of {user})"
-    return f"{subject} grew by {grown / _GIB:.1f} GiB in {after.at - before.at:.0f} s"
+
+def most_grown(before: ProcessSizes, now: ProcessSizes) -> tuple[str, int]:
+    """Return what grew most, in words, and by how many KiB.
+
+    That are the processes of a user's program together, with those that are new or have ended; or
+    memory that belongs to no process.
+    """
+    growth = collections.Counter[int]()
+    programs = collections.Counter[tuple[str, int]]()
+    for number in before.rows.keys() | now.rows.keys():
+        size = now.rows.get(number, _NO_PROCESS).size
+        former = before.rows.get(number, _NO_PROCESS)
+        growth[number] = size - former.size
+        programs[now.rows.get(number, former)[1:]] += growth[number]
+
+    nobody = before.left - now.left - programs.total()
+    program, grown = max(programs.items(), key=lambda row: row[1])
+    if nobody > grown:
+        return "memory of no process, as a GPU's,", nobody
+
+    rows = {number: row for number, row in now.rows.items() if row[1:] == program}
+    most = max(rows, key=growth.__getitem__, default=0)
+    who = f"process {most}"
+    if growth[most] < grown / 2:
+        who = f"{len(rows)} processes"
+    user = _user_names().get(program[1], f"user {program[1]}")
+    return f"{program[0]} ({who} of {user})", grown
 
 
 @functools.cache

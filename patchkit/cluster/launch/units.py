@@ -155,6 +155,7 @@ class GroupUnits:
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
+            "needs": rank.command.plan.start_gib if rank.command.plan else 0.0,
             "cache": self._cache_flag(rank),
             "speed": self._speed_bytes(rank, device.bandwidth if device else 0),
             "stacks": f"{rank.facts.home}/{STACKS}",

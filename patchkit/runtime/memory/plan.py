@@ -158,6 +158,12 @@ class MemoryPlan:
         return max(self._start_gib + self.cache_gib, share)
 
     @property
+    def start_gib(self) -> float:
+        """Return what must be free before the start, as far as it is known; 0 for a GPU's own."""
+        gib = self.taken_gib if self.is_whole else self.needed_gib
+        return gib * self.pool.shared
+
+    @property
     def _start_gib(self) -> float:
         """Return what a start adds to a running system, without the cache."""
         processes = [row.gib for row in self.outside if row.name in _OF_THE_MODEL]

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from patchkit.cluster.agent.memory_script import (
     ProcessSizes,
     describe_growth,
 )
+from patchkit.cluster.agent.processes import read_mark
 
 GIB = 1 << 20  # in KiB
 EVERYTHING = 1 << 20  # GiB: always more than is left
@@ -49,7 +52,7 @@ def group(monkeypatch):
         pytest.skip("no control group of version 2 can be made here (root)")
     path = top / f"patchkit-test-{os.getpid()}"
     path.mkdir()
-    monkeypatch.setattr(memory_script, "find_groups", lambda _settings: [path])
+    monkeypatch.setattr(memory_script, "_GROUPS", top)
     yield path
     deadline = time.monotonic() + 5
     while (path / "cgroup.procs").read_text() and time.monotonic() < deadline:
@@ -63,8 +66,11 @@ def rank_in(group, *words):
     return process
 
 
-def guard_with(floor):
-    return MemoryGuard({"name": "x", "unit": "x.service", "id": "abc", "floor": floor})
+def guard_with(floor, *groups, **settings):
+    names = {"name": "x", "unit": "x.service", "id": "abc"}
+    guard = MemoryGuard({**names, "floor": floor, "needs": 0.0, **settings})
+    guard._paths.update(groups)
+    return guard
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
@@ -75,7 +81,7 @@ def test_a_rank_is_ended_below_the_floor_and_never_above_it(
     if not is_writable:
         monkeypatch.setattr(memory_script.os, "open", without(os.open, "cgroup.kill"))
     with rank_in(group, "sleep", "99") as rank, rank_in(group, "sleep", "99") as other:
-        guard = guard_with(0.001)
+        guard = guard_with(0.001, group)
         for _ in range(3):
             guard.look()
         assert (rank.poll(), other.poll(), read_stop("x")) == (None, None, None)
@@ -110,7 +116,7 @@ def without(open_file, name):
 
 def test_another_group_of_the_same_name_is_the_next_start(group):
     """systemd removes the group of a unit that ended, and makes one for its next start."""
-    guard = guard_with(EVERYTHING)
+    guard = guard_with(EVERYTHING, group)
     guard._find_groups()
     group.rmdir()
     group.mkdir()
@@ -139,7 +145,7 @@ def test_the_one_who_grew_is_named(group):
     with rank_in(group, sys.executable, "-c", HOG) as hog:
         hog.stdout.readline()
         guard.look_at_processes(guard.read_memory())
-        text = describe_growth(guard._looks[0], guard._looks[-1])
+        text = describe_growth([guard._looks[0]], guard._looks[-1])
         hog.kill()
     assert (
         f"(process {hog.pid} of {memory_script._user_names()[os.getuid()]}) grew by 0.3"
@@ -147,21 +153,133 @@ def test_the_one_who_grew_is_named(group):
     )
 
 
+SOON = (10, {9: 1, 10: 1})
+
+
 @pytest.mark.parametrize(
-    ("left", "sizes", "text"),
+    ("soon", "now", "text"),
     [
-        (2, {9: 1, 10: 6}, "vllm (process 10 of root) grew by 5.0 GiB in 8 s"),
-        (2, {9: 1, 10: 2}, "memory of no process, as a GPU's, grew by 7.0 GiB in 8 s"),
-        (10, {9: 1, 10: 1}, "no process grew"),
-        (12, {}, "no process grew"),
+        (SOON, (2, {9: 1, 10: 6}), "vllm (process 10 of root) grew by 5.0 GiB in 8 s"),
+        (SOON, (2, {9: 1, 10: 2}), "memory of no process, as a GPU's, grew by 7.0 GiB"),
+        # A crowd, of which each grew by little; and one whose processes are new.
+        (SOON, (2, {9: 4, 10: 4, 11: 3}), "vllm (3 processes of root) grew by 9.0 GiB"),
+        (SOON, (9, {11: 1.4, 12: 1.5}), "vllm (process 12 of root) grew by 0.9 GiB"),
+        # What grew slowly is told by the look that is longer ago.
+        ((9, {9: 3}), (9, {9: 3}), "vllm (process 9 of root) grew by 2.0 GiB in 40 s"),
+        ((9, {9: 1}), (9, {9: 1}), "memory of no process, as a GPU's, grew by 3.0 GiB"),
+        (
+            (12, {9: 1}),
+            (12, {9: 1}),
+            "0.00 GiB less than 40 s before, and no process grew",
+        ),
     ],
 )
-def test_growth_is_of_a_process_or_of_none(left, sizes, text):
-    def rows(sizes):
-        return {pid: ProcessSize(gib * GIB, "vllm", 0) for pid, gib in sizes.items()}
+def test_growth_is_of_a_program_or_of_no_process(soon, now, text):
+    def look(at, left, sizes):
+        rows = {pid: int(gib * GIB) for pid, gib in sizes.items()}
+        rows = {pid: ProcessSize(size, "vllm", 0) for pid, size in rows.items()}
+        return ProcessSizes(at, left * GIB, rows)
 
-    before = ProcessSizes(1.0, 10 * GIB, rows({9: 1, 10: 1}))
-    assert describe_growth(before, ProcessSizes(9.0, left * GIB, rows(sizes))) == text
+    looks = [look(33.0, *soon), look(1.0, 12, {9: 1})]
+    assert describe_growth(looks, look(41.0, *now)).startswith(text)
+
+
+def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch):
+    """systemd starts it once the guard is ready; beside a rank that runs, the guard is at once."""
+    told = []
+    monkeypatch.setattr(memory_script, "notify", told.append)
+
+    def tell(**settings):
+        told.clear()
+        guard = guard_with(0.001, group, **settings)
+        guard.look()
+        guard.admit_rank()
+        guard._noted_at = 0.0
+        guard.look()
+        guard._writer.shutdown()
+        return guard, told[:]
+
+    assert tell(needs=0.01)[1] == ["READY=1"]
+    guard, (waits,) = tell(needs=EVERYTHING)
+    assert waits.startswith("STATUS=the start waits for memory: ")
+    assert re.search(r" GiB are left, 1048576\.0 needed; .+ has [1-9]", waits)
+
+    guard._writer = memory_script.ThreadPoolExecutor(1)
+    guard._wait_ends = 0.0
+    guard.admit_rank()
+    guard.look()
+    guard._writer.shutdown()
+    assert told[1:] == ["READY=1", "STATUS="]
+
+    # What the next start takes less, it need not wait for.
+    monkeypatch.setenv("PATCHKIT_MISSING", str(EVERYTHING - 0.01))
+    assert tell(needs=EVERYTHING)[1] == ["READY=1"]
+    monkeypatch.delenv("PATCHKIT_MISSING")
+    with rank_in(group, "sleep", "99") as rank:
+        assert tell(needs=EVERYTHING)[1] == ["READY=1"]
+        rank.kill()
+
+
+def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
+    """To read its mark blocks; the rank's own container is found, and its groups are read once."""
+    container = group / "docker-1.scope"
+    container.mkdir()
+    asked = []
+
+    def stick(process):
+        asked.append(process)
+        return read_mark(process)
+
+    monkeypatch.setattr(memory_script, "read_mark", stick)
+    monkeypatch.setattr(memory_script, "_SECOND", 0.01)
+    monkeypatch.setenv("PATCHKIT_CLUSTER", "x")
+    with rank_in(container, "sleep", "99") as rank:
+        guard = guard_with(0.001, inside=["docker"])
+        deadline = time.monotonic() + 20
+        while container not in guard._groups and time.monotonic() < deadline:
+            time.sleep(guard.look())
+        time.sleep(3)
+        guard.look()
+        assert [*guard._groups] == [container]
+        assert asked == [Path(f"/proc/{rank.pid}")] * 10
+
+        stuck = threading.Event()
+        monkeypatch.setattr(memory_script, "read_mark", lambda _: stuck.wait(60))
+        (group / "docker-2.scope").mkdir()
+        with rank_in(group / "docker-2.scope", "sleep", "99") as other:
+            time.sleep(3)
+            guard.floor = guard.mark = EVERYTHING * GIB
+            guard.look()
+            assert (rank.wait(5), other.poll()) == (-9, None)
+            other.kill()
+        stuck.set()
+    for path in ("docker-1.scope", "docker-2.scope"):
+        (group / path).rmdir()
+
+
+def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
+    """Without cgroup.kill one may be missed, or be refused as another user's."""
+    monkeypatch.setattr(memory_script.os, "open", without(os.open, "cgroup.kill"))
+    with rank_in(group, "sleep", "99") as rank, rank_in(group, "sleep", "99") as other:
+        guard = guard_with(0.001, group)
+        guard.look()
+        guard.floor = guard.mark = EVERYTHING * GIB
+        kill = os.kill
+        refused = [rank.pid]
+
+        def refuse(pid, number):
+            if pid in refused:
+                raise PermissionError
+            kill(pid, number)
+
+        monkeypatch.setattr(memory_script.os, "kill", refuse)
+        guard.look()
+        assert (other.wait(5), rank.poll()) == (-9, None)
+        stop = read_stop("x")
+
+        refused.clear()
+        guard.look()
+        assert (rank.wait(5), read_stop("x")) == (-9, stop)
 
 
 @pytest.mark.parametrize(
