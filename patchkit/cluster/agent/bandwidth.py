@@ -40,12 +40,11 @@ def has_tool() -> bool:
 
 def receive(
     address: str,
-    peer: str,
     token: str,
     seconds: float,
     device: Sequence[str] = (),
 ) -> Iterator[int]:
-    """Listen at an address; yield the port; take what ``peer`` sends, and end.
+    """Listen at an address; yield the port; take what one sender sends, and end.
 
     ``device`` are the words with which ib_write_bw receives through an RDMA device. Without them, a
     sender has to know ``token``. Raises HostError unless ib_write_bw listens, and only there.
@@ -67,7 +66,7 @@ def receive(
         return
 
     taker = threading.Thread(
-        target=_take_one, args=(listener, peer, token, seconds), daemon=True
+        target=_take_one, args=(listener, token, seconds), daemon=True
     )
     taker.start()
     try:
@@ -115,16 +114,16 @@ def _tool_words(
     return [*most, TOOL, *device, "-p", str(port), _BOUND, source, *times]
 
 
-def _take_one(listener: socket.socket, peer: str, token: str, seconds: float) -> None:
-    """Take the data of the first connection from ``peer`` that knows the token."""
+def _take_one(listener: socket.socket, token: str, seconds: float) -> None:
+    """Take the data of the first connection that knows the token."""
     end = time.monotonic() + _PATIENCE
     with contextlib.suppress(OSError):  # nobody came, or the listener is closed
         while (left := end - time.monotonic()) > 0:
             listener.settimeout(left)
-            connection, (address, _port) = listener.accept()
+            connection, _address = listener.accept()
             with connection:
                 connection.settimeout(_ANSWER_S)
-                if address == peer and _knows(connection, token):
+                if _knows(connection, token):
                     listener.close()
                     _drain(connection, token, seconds)
                     return

@@ -240,18 +240,16 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     """Check that the RDMA device has a RoCE v2 GID for an IPv4 address of the interface."""
     name = netdev.name
     about = "RoCE v2 GID"
-    devices = (device for device in host.rdma if device.netdev == name)
-    device = next(devices, None)
+    device = host.rdma_of(name)
     if device is None:
         return judge_check(None, name, about, "no RDMA device here")
     if not device.active:
         state = f"{device.name} is {device.state}"
         return judge_check(False, name, "RDMA device", state, about)
 
-    for gid in device.gids:
-        if gid.kind == "RoCE v2" and gid.address in netdev.ips:
-            state = f"{device.name} index {gid.index} for {gid.address}"
-            return judge_check(True, name, about, state)
+    if gid := device.gid_of(netdev.ips):
+        state = f"{device.name} index {gid.index} for {gid.address}"
+        return judge_check(True, name, about, state)
 
     addresses = ", ".join(sorted(set(netdev.ips))) or "an address that is missing"
     state = f"{device.name} has none for {addresses}"

@@ -16,13 +16,13 @@ from patchkit.cluster.net.checks import (
 )
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.errors import HostError, PatchkitError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.frozen import Texts, positional
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.rules.releases import read_env_data
 
-_NETWORK = read_env_data("network")
-_MEASURE = _NETWORK["measure"]
+_MEASURE = read_env_data("network")["measure"]
+_TEXTS = "bandwidth.toml"
 _MOST = 1e4  # Gb/s: no cable carries more
 
 Node = tuple[Remote, Host]
@@ -47,12 +47,9 @@ class HalfEnd:
     @property
     def rdma_words(self) -> list[str]:
         """Return ib_write_bw's words for the RDMA device and its GID, [] if there is none."""
-        for device in self.host.rdma:
-            is_right = device.active and device.netdev == self.netdev.name
-            for gid in device.gids:
-                if is_right and (gid.kind, gid.address) == ("RoCE v2", self.address):
-                    return ["-d", device.name, "-x", str(gid.index)]
-        return []
+        device = self.host.rdma_of(self.netdev.name)
+        gid = device and device.gid_of([self.address])
+        return ["-d", device.name, "-x", str(gid.index)] if device and gid else []
 
 
 Half = tuple[HalfEnd, HalfEnd]  # the sender's, and the receiver's
@@ -124,36 +121,21 @@ def _measure_halves(
     try:
         gbits = sum(require_all(rates))
     except PatchkitError as error:
-        return _finding(where, "unknown", error.what, hint=error.hint), None
+        return finding_from_text(_TEXTS, "bandwidth-unknown", where, error=error), None
     return judge_rate(gbits, len(halves), by, where), gbits
 
 
 def judge_rate(gbits: float, halves: int, by: str, where: str) -> Finding:
     """Return the finding about a rate: the first class of network.toml that it is in."""
     place = min(halves, 2) - 1
-    row = next(
-        row
+    about = next(
+        row["id"]
         for row in _MEASURE["class"]
-        if gbits < row["below"][place] and by in row["by"]
+        if row["by"] == by and gbits < row["below"][place]
     )
-    says = row["says"].format(expected=_MEASURE["expected"][place])
-    what = f"{gbits:.1f} Gb/s by {by}: {says}"
-    source = row.get("source", "")
-    return _finding(where, row["level"], what, hint=row.get("hint", ""), source=source)
-
-
-def _finding(
-    where: str, level: str, what: str, *, hint: str, source: str = ""
-) -> Finding:
-    return Finding(
-        level=Level(level),
-        where=where,
-        about="bandwidth",
-        what=what,
-        hint=hint,
-        source=source,
-        kind=HostError,
-    )
+    expected = _MEASURE["expected"][place]
+    fields = {"gbits": gbits, "by": by, "expected": expected}
+    return finding_from_text(_TEXTS, about, where, **fields)
 
 
 def _measure_half(half: Half, by: str, seconds: float) -> float:
@@ -166,7 +148,6 @@ def _measure_half(half: Half, by: str, seconds: float) -> float:
         int,
         bandwidth.receive,
         address=receiver.address,
-        peer=sender.address,
         token=token,
         seconds=seconds,
         device=devices[1],

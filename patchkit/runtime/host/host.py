@@ -129,6 +129,13 @@ class Rdma:
     def active(self) -> bool:
         return self.state == "ACTIVE"
 
+    def gid_of(self, addresses: Collection[str]) -> Gid | None:
+        """Return the first RoCE v2 GID of one of these IPv4 addresses."""
+        for gid in self.gids:
+            if gid.kind == "RoCE v2" and gid.address in addresses:
+                return gid
+        return None
+
 
 @frozen
 class Gpu:
@@ -252,6 +259,10 @@ class Host:
         """Return the first netdev that has this IPv4 address, None if none has."""
         holders = (netdev for netdev in self.netdevs if address in netdev.ips)
         return next(holders, None)
+
+    def rdma_of(self, netdev: str) -> Rdma | None:
+        """Return the RDMA device of a netdev."""
+        return next((device for device in self.rdma if device.netdev == netdev), None)
 
     def netdev(self, name: str) -> Netdev | None:
         return next((netdev for netdev in self.netdevs if netdev.name == name), None)
