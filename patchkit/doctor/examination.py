@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from urllib.parse import urlsplit
 
 from patchkit.cluster.agent import node_facts
@@ -14,7 +15,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
 from patchkit.cluster.models.model_files import ModelFolder
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
-from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.cluster_checks import NOT_WRONG, cluster_findings
@@ -293,37 +294,36 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
 
     All nodes are asked at the same time. The report of a node that does not answer says why.
     """
-    reports = []
-    answers = run_on_all(cluster.nodes, lambda node: _examine_node(cluster, node))
-    for node, answer in zip(cluster.nodes, answers, strict=True):
-        if isinstance(answer, PatchkitError):
-            answer = NodeReport(node=node.destination, silence=answer)
-        reports.append(answer)
-
+    examine = partial(_examine_node, cluster)
+    reports = require_all(run_on_all(cluster.nodes, examine))
     if len(reports) > 1:
         reports = _add_addresses(cluster, reports)
 
-    return _meet_others(cluster, reports)
+    meet = partial(_meet, cluster, reports)
+    return require_all(run_on_all(cluster.nodes, meet, reports))
 
 
 def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
     ports = {cluster.serve.port}.union(*head_ports(cluster.serve).values())
-    sent = node.call(
-        _SentAnswer,
-        node_facts.examine,
-        name=cluster.name,
-        venv=cluster.venv,
-        units=cluster.units_of(node),
-        ports=sorted(ports),
-        folders=[
-            "~",
-            cluster.venv,
-            cluster.model_folder,
-            *_WRITTEN,
-        ],
-        image=cluster.serve.image_asked,
-        variables=cluster.rank_variables,
-    )
+    try:
+        sent = node.call(
+            _SentAnswer,
+            node_facts.examine,
+            name=cluster.name,
+            venv=cluster.venv,
+            units=cluster.units_of(node),
+            ports=sorted(ports),
+            folders=[
+                "~",
+                cluster.venv,
+                cluster.model_folder,
+                *_WRITTEN,
+            ],
+            image=cluster.serve.image_asked,
+            variables=cluster.rank_variables,
+        )
+    except PatchkitError as error:
+        return NodeReport(node=node.destination, silence=error)
 
     placed = None
     if sent.facts:
@@ -434,26 +434,6 @@ def _add_address(
     return replace(report, address=attachment.address)
 
 
-def _meet_others(
-    cluster: Cluster,
-    reports: Reports,
-) -> list[NodeReport]:
-    """Return the reports with each node's ways to other nodes and its files of models."""
-
-    def meet(node: Remote, report: NodeReport) -> NodeReport:
-        return _meet(cluster, node, report, reports)
-
-    met = []
-    answers = run_on_all(cluster.nodes, meet, reports)
-    for report, answer in zip(reports, answers, strict=True):
-        if isinstance(answer, PatchkitError):
-            missing = dict.fromkeys(("ways", "links", "models"), answer)
-            answer = replace(report, missing={**report.missing, **missing})
-        met.append(answer)
-
-    return met
-
-
 def _model_folders(
     file: ClusterFile,
     head: NodeReport,
@@ -473,9 +453,9 @@ def _model_folders(
 
 def _meet(
     file: ClusterFile,
+    reports: Reports,
     node: Remote,
     report: NodeReport,
-    reports: Reports,
 ) -> NodeReport:
     """Return a node's report with its ways to its peers and its models; a head's with ssh links.
 
@@ -499,13 +479,17 @@ def _meet(
         for entry, worker in zip(file.members[1:], workers, strict=True)
     ]
 
-    sent = node.call(
-        _SentAnswer,
-        node_facts.meet,
-        addresses=[address for _peer, address in targets],
-        peers=links if is_head else [],
-        models=_model_folders(file, head, report),
-    )
+    try:
+        sent = node.call(
+            _SentAnswer,
+            node_facts.meet,
+            addresses=[address for _peer, address in targets],
+            peers=links if is_head else [],
+            models=_model_folders(file, head, report),
+        )
+    except PatchkitError as error:
+        missing = dict.fromkeys(("ways", "links", "models"), error)
+        return replace(report, missing={**report.missing, **missing})
 
     ways = None
     if sent.ways is not None and len(sent.ways) == len(targets):
