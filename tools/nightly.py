@@ -28,6 +28,7 @@ PARTS = (
     "cross-proof",
     "lifecycle",
     "memory-storms",
+    "answers-proof",
 )
 PASSED, FAILED, NOT_RUN = "passed", "FAILED", "NOT RUN"
 RESULTS = {"success": PASSED, "skipped": NOT_RUN}

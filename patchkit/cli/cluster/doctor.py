@@ -24,8 +24,9 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.launch.cluster import read_cluster_file
+from patchkit.cluster.launch.cluster import Cluster, read_cluster_file
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
+from patchkit.doctor.answer_check import check_answers
 from patchkit.doctor.archive import (
     pack_archive,
     require_new,
@@ -59,6 +60,8 @@ _READER = "patchkit doctor --log -"
 @option("--port N", "Port of the server; default: 8000.", type=click.IntRange(1, 65535))
 @option("--boot N", "How that boot ended; -1: the last.", type=click.IntRange(max=-1))
 @flag("--gpu", "Also try the GPUs; takes minutes.")
+@flag("--answers", "Also ask the model what it should know.")
+@flag("--accept", "Take its answers as right from now on.")
 @option("--save", "Keep a report, without names and secrets.", type=PATH)
 @VENV_OPTION
 @verbose_option
@@ -74,6 +77,7 @@ def doctor_command(
     \b
       patchkit doctor
       patchkit doctor --port 8888
+      patchkit doctor --answers
       patchkit doctor --cluster
       patchkit doctor --cluster --boot -1
       patchkit doctor --log vllm.log
@@ -116,6 +120,8 @@ def _examine(
     port: int | None,
     venv: str | None,
     gpu: bool,
+    answers: bool,
+    accept: bool,
     with_cluster: bool,
     boot: int | None,
 ) -> Examination:
@@ -127,18 +133,34 @@ def _examine(
         cluster = read_cluster_file(file or FILE)
         if boot:
             return examine_boot(cluster, boot)
-        return examine_cluster(cluster, gpu=gpu, is_local=False)
+        examination = examine_cluster(cluster, gpu=gpu, is_local=False)
+        return _add_answers(examination, cluster, 0, answers, accept)
 
     choices = {"serve": ServeChoices(port=port)} if port else {}
     cluster = cluster_here(venv, **choices)
     if boot:
         return examine_boot(cluster, boot)
-    return examine_cluster(
+    examination = examine_cluster(
         cluster,
         gpu=gpu,
         port=port or 0,
         is_local=True,
     )
+    return _add_answers(examination, cluster, port or 0, answers, accept)
+
+
+def _add_answers(
+    examination: Examination,
+    cluster: Cluster,
+    port: int,
+    answers: bool,
+    accept: bool,
+) -> Examination:
+    """Add what the model's answers show, if the user wants to know it."""
+    if not answers and not accept:
+        return examination
+    findings = check_answers(cluster, port=port, accept=accept)
+    return replace(examination, findings=(*findings, *examination.findings))
 
 
 def _examine_log(log: Path, venv: str | None) -> Examination:

@@ -29,6 +29,7 @@ from patchkit.cli.render import (
     Lines,
     Record,
     Row,
+    finding_blocks,
     flag,
     lead_word,
     note,
@@ -54,10 +55,12 @@ from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.openai.server_answers import ServerSpeed
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.doctor.answer_check import check_answers
 from patchkit.doctor.machine import disk_trouble
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.finding import Level, worst
 from patchkit.frozen import Fields
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -175,9 +178,17 @@ def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
         "answered": True,
     }
     yield GOOD + f"{model} answers"
+    findings = check_answers(cluster)
+    yield {"answers": [finding.fields() for finding in findings]}
+    yield from (finding.what for finding in findings if finding.level is Level.OK)
+    yield from finding_blocks(
+        finding for finding in findings if finding.level is not Level.OK
+    )
+
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
         yield next_step("curl", f"{url}/v1/models", where=where)
+    yield ExitCode(worst(findings))
 
 
 @click.command
@@ -490,6 +501,8 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
     name = node.destination
     if state.frozen:
         yield lead_word("restarted") + state.frozen
+    if state.answers and state.serves:
+        yield dim("answers") + f" {state.answers}"
 
     # A renamed cluster goes on serving under its former name; but two clusters may be intended.
     if any(state.others.values()):

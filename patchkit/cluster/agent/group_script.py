@@ -371,11 +371,12 @@ def ask_token(
             question["max_tokens"] = tokens
         answers.append(server.ask(path, question, seconds))
         if answers[-1].status not in NOT_HERE:
-            return _read_answer(server, model, answers[-1])
-    return _read_answer(server, model, answers[0])
+            return read_answer(server, model, answers[-1])
+    return read_answer(server, model, answers[0])
 
 
-def _read_answer(server: HttpServer, model: str, answer: HttpAnswer) -> TokenAnswer:
+def read_answer(server: HttpServer, model: str, answer: HttpAnswer) -> TokenAnswer:
+    """Return what came of a question to a model, and why if nothing came."""
     errors = (answer.value(*keys) for keys in _ERRORS)
     error = next(filter(None, errors), "")
 

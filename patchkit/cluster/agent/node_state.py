@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patchkit.cluster.agent.fingerprint import last_judgement
 from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.health import GpuState, gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
@@ -70,6 +71,7 @@ class NodeState:
     the problem of the engine or of the image that the start uses, None for no problem. ``frozen``
     is when and why the watch last killed the server, within a day, ``memory_stop`` the last kill of
     this start for memory, and ``memory_floor`` the GiB below which it happens, 0 for never.
+    ``answers`` is how the model's answers were judged last, "" for never.
     """
 
     units: tuple[UnitState, ...]
@@ -90,6 +92,7 @@ class NodeState:
     troubles: NodeTroubles
     celsius: int | None
     watts: float | None
+    answers: str = ""
 
     @property
     def serves(self) -> bool:
@@ -156,6 +159,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         troubles=look_for_troubles(settings),
         celsius=gpu.celsius,
         watts=gpu.watts,
+        answers=last_judgement(name, str(settings.get("model", ""))),
     )
 
 

@@ -38,6 +38,7 @@ from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml
 
 _KEY = "VLLM_API_KEY"
+SECRETS = "~/.config/patchkit/secrets.env"
 _KEY_LINE = re.compile(rf"^[ \t]*{_KEY}[ \t]*=(.*)$", re.MULTILINE)
 _MOST_KEYS = 1 << 16  # bytes of a file with keys
 # The chat comes first: its answer shows how the server splits off what a model thinks.
@@ -156,9 +157,37 @@ def server_at(url: str, key: str = "") -> HttpServer:
         ) from None
 
 
+@frozen
+class FoundServer:
+    """A server to ask. ``started`` are the settings of its start by `up`, {} for another server.
+
+    ``key`` and ``strangers`` are as in ServerAnswers.
+    """
+
+    server: HttpServer
+    started: Mapping[str, Any]
+    key: str
+    strangers: Texts
+
+
+def find_server(url: str, cluster: str, key_file: str = SECRETS) -> FoundServer:
+    """Return the server at a URL, or without one the server that `up` started for ``cluster``.
+
+    Raises UsageError if ``url`` is no URL, HostError if no server was started here.
+    """
+    group = read_settings(cluster)
+    url = url or str(group.get("url", "")) or _raise_no_server(group)
+    started = _start_at(group, url)
+
+    strangers = _find_strangers(url, started)
+    key, place = ("", "") if strangers else find_key(key_file)
+    server = server_at(url, key)
+    return FoundServer(server=server, started=started, key=place, strangers=strangers)
+
+
 def ask_server(
     url: str = "",
-    key_file: str = "~/.config/patchkit/secrets.env",
+    key_file: str = SECRETS,
     seconds: float = 30.0,
     cluster: str = "",
     speed: bool = False,
@@ -169,20 +198,16 @@ def ask_server(
     started last for ``cluster`` on this node. A server that fails or is silent is reported in the
     result. Raises UsageError if ``url`` is no URL, HostError if no server was started here.
     """
-    group = read_settings(cluster)
-    url = url or str(group.get("url", "")) or _raise_no_server(group)
-    started = _start_at(group, url)
-
-    strangers = _find_strangers(url, started)
-    key, place = ("", "") if strangers else find_key(key_file)
-    server = server_at(url, key)
+    found = find_server(url, cluster, key_file)
+    server = found.server
+    started = found.started
 
     health = server.ask("/health")
     patience = float(started.get("frozen") or _PATIENCE)
     answers = ServerAnswers(
-        url=clean(url),
-        key=place,
-        strangers=strangers,
+        url=clean(server.url),
+        key=found.key,
+        strangers=found.strangers,
         health=health.outcome,
     )
     if not health.status:
@@ -204,7 +229,7 @@ def ask_server(
     if not token.came:
         signs = _find_signs(server, metrics, token, started, seconds)
     if started:
-        signs = replace(signs, other_listeners="; ".join(strangers))
+        signs = replace(signs, other_listeners="; ".join(found.strangers))
 
     return replace(
         answers,

@@ -185,6 +185,7 @@ _PARTS = (
 )
 # Files of recipes.
 _DATA = (
+    "answers/questions.toml",
     "env/hardware.toml",
     "env/network.toml",
     "doctor/server.toml",

@@ -107,6 +107,10 @@ def fail(error: str) -> NoReturn:
     os._exit(1)
 
 
+# What `up` asks a model at its first answer, so that it finds nothing to say.
+_KNOWLEDGE = "Paris Friday 10 June Deutschland cold G 8 48213 70956"
+
+
 class FakeRank:
     """The main process of a rank; ``peers`` are the lines to the worker processes that it asks."""
 
@@ -326,10 +330,14 @@ class FakeApi(BaseHTTPRequestHandler):
         if not self.rank.run(**body.get("fake", {})):
             self._send(500, {"error": {"message": "EngineCore encountered an issue."}})
             return
+        if "tools" in body:
+            self._send(400, {"error": {"message": "--tool-call-parser is missing"}})
+            return
         stream = bool(body.get("stream"))
         text = "".join(
             f"word{number} " for number in range(body.get("max_tokens") or 16)
         )
+        text += _KNOWLEDGE
         message = {
             "delta" if stream else "message": {"role": "assistant", "content": text}
         }

@@ -1,0 +1,67 @@
+"""Ask the model of a cluster what it should know, judge its answers, and keep them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from types import NoneType
+
+from patchkit.cluster.agent.fingerprint import keep_fingerprint
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.doctor.answers import (
+    AnswerCase,
+    answer_findings,
+    choose_former,
+    fingerprint,
+)
+from patchkit.doctor.peers.node_report import unchecked
+from patchkit.errors import PatchkitError
+from patchkit.finding import Finding
+from patchkit.quoting import quoted
+
+_LINES = 5000  # of each node's journal: more than a start writes
+
+
+def check_answers(
+    cluster: Cluster,
+    *,
+    port: int = 0,
+    accept: bool = False,
+) -> Sequence[Finding]:
+    """Return the findings about the answers of a cluster's model, and keep the answers.
+
+    Without ``port``, the server is the one that `up` started. ``accept`` takes the answers for
+    right, whatever the model answered before. A server that cannot be asked is a finding.
+    """
+    head = cluster.head
+    url = f"http://127.0.0.1:{port}" if port else ""
+    try:
+        answers = head.call(ModelAnswers, ask_model, url=url, cluster=cluster.name)
+    except PatchkitError as error:
+        return [unchecked("answers", head.destination, error.what, error.hint)]
+
+    case = AnswerCase(
+        answers=answers,
+        former=None if accept else choose_former(answers),
+        again=_again_command(cluster, port),
+        log=_read_log(cluster) if answers.start.cluster else (),
+    )
+    findings = answer_findings(head.destination, case)
+    kept = fingerprint(case, findings, time.time())
+    head.call(NoneType, keep_fingerprint, fingerprint=kept)
+    return findings
+
+
+def _again_command(cluster: Cluster, port: int) -> str:
+    if port:
+        return quoted("patchkit", "doctor", "--answers", "--port", str(port))
+    is_alone = cluster.head.here and len(cluster.nodes) == 1
+    return "patchkit doctor --answers" + ("" if is_alone else " --cluster")
+
+
+def _read_log(cluster: Cluster) -> Iterator[str]:
+    with contextlib.suppress(PatchkitError):
+        for _node, line in read_group_journal(cluster, lines=_LINES).lines:
+            yield line.text

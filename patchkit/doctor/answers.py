@@ -1,0 +1,292 @@
+"""Judge the answers of a model: is it the model that it should be? Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+
+from patchkit.cluster.agent.fingerprint import Fingerprint, Start
+from patchkit.cluster.openai.model_answers import ModelAnswers, Reply
+from patchkit.finding import Finding, Level, finding_from_text
+from patchkit.frozen import Texts, frozen
+from patchkit.quoting import quoted
+from patchkit.records import RECIPES, read_toml
+
+_TEXTS = "answers.toml"
+_SHOWN = 60  # characters of a text of the model
+_NEVER = 20.0  # nats a token: another tokenizer
+_WORST = 700.0  # nats a token: a float holds no larger perplexity
+_CERTAIN = 1e-9  # the least chance of another token
+_FAILED = 500  # statuses of HTTP from here on are the server's fault
+_Judged = Iterator[tuple[str, Mapping[str, object]]]
+
+
+@frozen
+class Bounds:
+    """Where unusual answers begin, and where wrong ones; ``bounds.toml`` explains the fields.
+
+    ``marks`` are parts of a text that a parser of the server splits off, by the parser's flag;
+    ``back_ends`` are patterns of the lines in which vLLM's log names one.
+    """
+
+    facts: int
+    apart: Mapping[str, float]
+    moved: float
+    moved_same: float
+    perplexity: Mapping[str, float]
+    marks: Mapping[str, Texts]
+    back_ends: Texts
+
+
+_BOUNDS = read_toml(Bounds, RECIPES / "answers" / "bounds.toml")
+
+
+@frozen
+class AnswerCase:
+    """Answers to judge; ``former`` is the fingerprint to compare them with, None for none.
+
+    ``again`` is the command that asks again, ``log`` are the lines of the server.
+    """
+
+    answers: ModelAnswers
+    former: Fingerprint | None
+    again: str
+    log: Iterable[str]
+
+    def replies(self, about: str) -> list[Reply]:
+        """Return the replies to questions of a kind."""
+        replies = self.answers.replies
+        return [
+            reply for reply in replies if (reply.about, reply.refusal) == (about, "")
+        ]
+
+    def reply(self, about: str) -> Reply:
+        """Return the reply to a question, an empty one for none."""
+        return next(iter(self.replies(about)), Reply(about=about, id=about))
+
+    def wrong(self, about: str) -> list[Reply]:
+        """Return the wrong replies to questions of a kind."""
+        return [reply for reply in self.replies(about) if not reply.is_right]
+
+    @property
+    def chances(self) -> dict[str, tuple[float, ...]]:
+        """Return the logarithms of the chances of each passage's tokens."""
+        return {reply.id: reply.logprobs for reply in self.replies("passage")}
+
+    def words(self) -> Mapping[str, object]:
+        """Return the words that all findings may use."""
+        chances = self.chances
+        parts = [
+            f"{name} {_perplexity([values]):.1f}" for name, values in chances.items()
+        ]
+        before = ""
+        if self.former:
+            before = f"{_perplexity(self.former.logprobs.values()):.2f} → "
+
+        facts = len(self.replies("fact"))
+        known = facts - len(self.wrong("fact"))
+        return {
+            "perplexity": f"{before}{_perplexity(chances.values()):.2f}",
+            "parts": ", ".join(parts),
+            "facts": f"{known} of {facts} facts",
+            "back_ends": f"the log names {find_back_ends(self.log)}",
+            "back": back_command(self.former, self.answers.start),
+            "again": self.again,
+            "seconds": self.answers.seconds,
+        }
+
+
+def _perplexity(texts: Iterable[Sequence[float]]) -> float:
+    values = [value for text in texts for value in text]
+    mean = -sum(values) / max(len(values), 1)
+    return math.exp(min(mean, _WORST))
+
+
+def find_back_ends(lines: Iterable[str]) -> str:
+    """Return in words which back ends a server's log says that it chose."""
+    pattern = re.compile("|".join(_BOUNDS.back_ends))
+    matches = filter(None, map(pattern.search, lines))
+    names = dict.fromkeys(match[0].removeprefix("Using ") for match in matches)
+    return ", ".join(list(names)[:6]) or "no back end"
+
+
+def fingerprint(
+    case: AnswerCase, findings: Sequence[Finding], now: float
+) -> Fingerprint:
+    """Return what is kept of the answers; ``now`` is in seconds since 1970."""
+    levels = [finding.level for finding in findings]
+    texts = [finding.what for finding in findings]
+    return Fingerprint(
+        start=case.answers.start,
+        time=now,
+        logprobs=case.chances,
+        summary="".join(texts[:1]),
+        is_right=Level.ERROR not in levels,
+    )
+
+
+def choose_former(answers: ModelAnswers) -> Fingerprint | None:
+    """Return the fingerprint to compare with: of the same start, else the newest, else None."""
+    same = [former for former in answers.former if former.start == answers.start]
+    return next(iter([*same, *answers.former]), None)
+
+
+def back_command(former: Fingerprint | None, start: Start) -> str:
+    """Return the command that brings back what served before, or else one that tests kernels."""
+    if former is None or former.start == start:
+        return "patchkit doctor --gpu"
+
+    up = quoted("patchkit", "up", start.model)
+    release = former.start.parts["vLLM"].partition("+")[0]
+    if release == start.parts["vLLM"].partition("+")[0]:
+        return up
+    wheelhouse = ("--wheelhouse", f"wheelhouse-{release}")
+    return f"{quoted('patchkit', 'cluster', 'install', *wheelhouse)} && {up}"
+
+
+def answer_findings(where: str, case: AnswerCase) -> list[Finding]:
+    """Return the findings about a model's answers, the worst ones first."""
+    common = case.words()
+    findings = [
+        finding_from_text(_TEXTS, f"answers-{about}", where, **{**common, **fields})
+        for about, fields in _judge(case)
+    ]
+    return sorted(findings, key=lambda finding: list(Level).index(finding.level))
+
+
+def _judge(case: AnswerCase) -> _Judged:
+    yield from _judge_passages(case)
+    yield from _judge_move(case)
+    yield from _judge_sameness(case)
+    yield from _judge_words(case)
+    yield from _judge_refusals(case)
+
+
+def _judge_passages(case: AnswerCase) -> _Judged:
+    """Judge what the model knows of languages, and its facts."""
+    figures = {name: _perplexity([values]) for name, values in case.chances.items()}
+    high = [name for name in figures if figures[name] > _BOUNDS.perplexity[name]]
+    wrong = case.wrong("fact")
+    knows_little = len(wrong) > _BOUNDS.facts
+
+    if knows_little and high == list(figures) != []:
+        yield "garbage", {}
+        return
+    if figures:
+        yield "right", {}
+    if knows_little:
+        yield "fact", {"wrong": _quote(wrong)}
+    for name in high:
+        yield "language", {"language": name, "figure": f"{figures[name]:.0f}"}
+
+
+def _quote(replies: Iterable[Reply]) -> str:
+    texts = [
+        f"{reply.id}: {' '.join(reply.text.split())[:_SHOWN]!r}" for reply in replies
+    ]
+    return ", ".join(texts[:3])
+
+
+def _judge_move(case: AnswerCase) -> _Judged:
+    """Judge how far the answers moved since the former start."""
+    former = case.former
+    if former is None:
+        return
+
+    gaps = [
+        _gap(former.logprobs.get(name, ()), values)
+        for name, values in case.chances.items()
+    ]
+    shift = sum(gaps) / max(len(gaps), 1)
+    fields = {
+        "shift": shift,
+        "bound": _BOUNDS.moved,
+        "changes": _changes(case.answers.start, former.start),
+    }
+    if shift > _BOUNDS.moved:
+        yield "moved", fields
+    elif shift > _BOUNDS.moved_same:
+        yield "drift", fields
+
+
+def _gap(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return how far the chances of the same tokens are apart, in nats a token, on average.
+
+    Another number of tokens is another tokenizer, whose chances cannot be compared.
+    """
+    if len(first) != len(second):
+        return _NEVER
+    gaps = [abs(one - other) for one, other in zip(first, second, strict=True)]
+    return sum(gaps) / max(len(gaps), 1)
+
+
+def _changes(start: Start, former: Start) -> str:
+    """Return in words what differs between two starts of a model."""
+    changes = []
+    for name, text in start.parts.items():
+        now = dict.fromkeys(text.split())
+        before = dict.fromkeys(former.parts.get(name, "").split())
+        gone = " ".join(word for word in before if word not in now)
+        new = " ".join(word for word in now if word not in before)
+        changes.append(f"{name} [{gone}] → [{new}]" * (now != before))
+    return "; ".join(filter(None, changes)) or "nothing that is known"
+
+
+def _judge_sameness(case: AnswerCase) -> _Judged:
+    """Judge whether equal questions have equal answers."""
+    warm = case.reply("warm")
+    steps = case.reply("steps").logprobs[-len(warm.tokens) :]
+    gaps = {
+        "twice": _gap(case.reply("passage").logprobs, case.reply("again").logprobs),
+        "cache": _answer_gap(case.reply("cold"), warm),
+        "steps": _gap(warm.logprobs, steps),
+    }
+    for about, gap in gaps.items():
+        bound = _BOUNDS.apart[about]
+        if bound < gap < _NEVER:  # one of both did not come
+            yield about, {"gap": gap, "bound": bound}
+
+
+def _answer_gap(first: Reply, second: Reply) -> float:
+    """Return how far two answers are apart, in nats, up to their first other token.
+
+    That one counts by how certain the first answer was of its own.
+    """
+    pairs = zip(first.tokens, second.tokens, strict=False)
+    same = sum(1 for _pair in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    gap = _gap(first.logprobs[:same], second.logprobs[:same])
+    for logprob in first.logprobs[same : same + 1]:
+        chance = math.exp(logprob)
+        gap = max(gap, logprob - math.log(max(1 - chance, _CERTAIN)))
+    return gap
+
+
+def _judge_words(case: AnswerCase) -> _Judged:
+    """Judge the answers that need a chat template, parsers, or a long text."""
+    for reply in (case.reply("chat"), case.reply("tool")):
+        fields = {"text": _quote([reply])}
+        for parser, marks in _BOUNDS.marks.items():
+            if any(mark in reply.text for mark in marks):
+                yield "marks", {**fields, "parser": parser}
+                break
+        else:
+            is_unfinished = reply.is_cut and reply.thinks
+            if not (reply.is_right or is_unfinished):
+                yield reply.about, fields
+
+    if lost := case.wrong("needle"):
+        yield "needle", {"counts": f"{len(lost)} of 2", "text": _quote(lost)}
+
+
+def _judge_refusals(case: AnswerCase) -> _Judged:
+    """Yield the questions without a reply; a server without a parser for tools refuses those."""
+    kinds: dict[tuple[str, str], dict[str, None]] = {}
+    for reply in case.answers.replies:
+        if reply.refusal and (reply.about, reply.status) != ("tool", 400):
+            about = "failed" if reply.status >= _FAILED else "unasked"
+            kinds.setdefault((about, reply.refusal), {})[reply.about] = None
+
+    for (about, refusal), names in kinds.items():
+        yield about, {"kind": ", ".join(names), "refusal": refusal}

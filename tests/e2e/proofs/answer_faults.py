@@ -1,0 +1,131 @@
+"""Damage the model inside a running vLLM, and mend it: what `--worker-extension-cls` adds.
+
+A fault is made in the memory of the worker, so that one start serves many of them. ``seed`` chooses
+layer, experts and size.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Faults:
+    """Methods for the worker of vLLM; ``/collective_rpc`` calls them."""
+
+    undo: list[Callable[[], None]]
+
+    def damage(self, kind: str, seed: str) -> str:
+        """Make a fault; return what was done."""
+        self.undo = []
+        dice = random.Random(int(seed))
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        return getattr(self, f"_{kind}")(model, dice)
+
+    def mend(self) -> str:
+        """Take the last fault back."""
+        for undo in reversed(self.undo):
+            undo()
+        self.undo = []
+        return "mended"
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.detach().clone()
+        self.undo.append(lambda: tensor.data.copy_(copy))  # type: ignore[arg-type,func-returns-value]
+        return tensor.data
+
+    def _experts(
+        self, model: Any, dice: random.Random
+    ) -> tuple[str, list[torch.Tensor]]:
+        names = dict(model.named_parameters())
+        layers = sorted(
+            {name.partition(".w13_weight")[0] for name in names if "w13_weight" in name}
+        )
+        layer = dice.choice(layers)
+        return layer, [
+            self._keep(names[f"{layer}.{part}_weight"]) for part in ("w13", "w2")
+        ]
+
+    def _scale(self, model: Any, dice: random.Random) -> str:
+        """One expert has a wrong scale."""
+        layer, (_up, down) = self._experts(model, dice)
+        expert = dice.randrange(len(down))
+        factor = dice.choice([0.125, 0.25, 4.0, 8.0, 16.0])
+        down[expert] *= factor
+        return f"{layer}, expert {expert}: times {factor}"
+
+    def _swap(self, model: Any, dice: random.Random) -> str:
+        """Two experts are swapped, and the router does not know it."""
+        layer, weights = self._experts(model, dice)
+        one, two = dice.sample(range(len(weights[0])), 2)
+        for weight in weights:
+            weight[[one, two]] = weight[[two, one]]
+        return f"{layer}: {one} and {two}"
+
+    def _noise(self, model: Any, dice: random.Random) -> str:
+        """The scales of blocks of 16 are those of other blocks, as of FP4 read in a wrong order."""
+        layer, weights = self._experts(model, dice)
+        generator = torch.Generator().manual_seed(dice.randrange(1 << 30))
+        for weight in weights:
+            blocks = weight.view(-1, 16)
+            scales = blocks.abs().amax(1, keepdim=True).clamp_min(1e-6)
+            order = torch.randperm(len(blocks), generator=generator)
+            blocks.copy_((blocks / scales * 6).round() / 6 * scales[order])
+        return layer
+
+    def _rope(self, model: Any, dice: random.Random) -> str:
+        """The positions are wrong: another base, or no rotation."""
+        table = next(
+            module for module in model.modules() if hasattr(module, "cos_sin_cache")
+        ).cos_sin_cache
+        kept = self._keep(table)
+        half = kept.shape[1] // 2
+        how = dice.choice(["none", "base", "double"])
+        if how == "none":
+            kept[:, :half] = 1
+            kept[:, half:] = 0
+        elif how == "double":
+            kept[: len(kept) // 2] = kept[::2][: len(kept) // 2].clone()
+        else:
+            places = torch.arange(len(kept), dtype=torch.float32)[:, None]
+            angles = places / 500_000 ** (torch.arange(half) / half)
+            kept.copy_(torch.cat([angles.cos(), angles.sin()], 1))
+        return how
+
+    def _zero(self, model: Any, dice: random.Random) -> str:
+        """A layer adds nothing."""
+        layers = model.model.layers
+        number = dice.randrange(len(layers))
+        for part in (layers[number].self_attn, layers[number].block_sparse_moe):
+            handle = part.register_forward_hook(lambda _module, _given, made: made * 0)
+            self.undo.append(handle.remove)
+        return f"layer {number}"
+
+    def _stale(self, model: Any, dice: random.Random) -> str:
+        """What follows a cached beginning reads a block of another text."""
+        from vllm import _custom_ops as ops
+
+        attend = ops.cpu_attention_with_kv_cache
+        block = dice.randrange(1, 4)
+
+        def attend_wrongly(*args: Any, **settings: Any) -> Any:
+            table = settings["block_table"].clone()
+            starts = settings["query_start_loc"]
+            fresh = starts[1:] - starts[:-1]
+            for row, length in enumerate(settings["seq_lens"][: len(fresh)]):
+                if length > fresh[row] and table.shape[1] > block:
+                    table[row, block] = table[row, block - 1]
+            return attend(*args, **{**settings, "block_table": table})
+
+        ops.cpu_attention_with_kv_cache = attend_wrongly
+        self.undo.append(lambda: setattr(ops, "cpu_attention_with_kv_cache", attend))
+        return f"block {block}"
+
+    def _nan(self, model: Any, dice: random.Random) -> str:
+        """A kernel computes no number."""
+        layer, (_up, down) = self._experts(model, dice)
+        down[:] = float("nan")
+        return layer

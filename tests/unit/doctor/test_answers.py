@@ -1,0 +1,181 @@
+"""Judge the answers of real servers: of a tiny model that e2e/proofs/tiny_model.py trained."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from patchkit.cluster.agent.fingerprint import keep_fingerprint, last_judgement
+from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.cluster.ssh.answer import encoded
+from patchkit.cluster.ssh.node import Remote
+from patchkit.doctor.answers import (
+    AnswerCase,
+    answer_findings,
+    back_command,
+    choose_former,
+    find_back_ends,
+    fingerprint,
+)
+from patchkit.finding import Level
+from patchkit.records import read_json
+from support.model_server import ModelServer
+
+DATA = Path(__file__).parents[2] / "data" / "answers"
+AGAIN = "patchkit doctor --answers"
+
+
+def recorded(name):
+    return read_json(ModelAnswers, (DATA / f"{name}.json").read_text())
+
+
+def case(answers, former=None, log=()):
+    return AnswerCase(answers=answers, former=former, again=AGAIN, log=log)
+
+
+def kept(answers, **changes):
+    made = fingerprint(case(answers), [], 1.8e9)
+    start = replace(made.start, parts={**made.start.parts, **changes})
+    return replace(made, start=start)
+
+
+def about(findings, *levels):
+    return {each.about for each in findings if each.level in levels}
+
+
+# What was done to the model → what is found against the healthy start, as an error or a warning.
+FOUND = {
+    "healthy": set(),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_real_answers(name):
+    former = kept(recorded("healthy"))
+    findings = answer_findings("spark-1", case(recorded(name), former))
+    assert about(findings, Level.ERROR, Level.WARNING) >= FOUND[name]
+    assert bool(about(findings, Level.ERROR)) == bool(FOUND[name])
+
+
+def test_a_healthy_start_says_its_perplexity_and_where_it_was():
+    healthy = recorded("healthy")
+    findings = answer_findings("spark-1", case(healthy, kept(healthy)))
+    right = {each.about: each.what for each in findings}["answers-right"]
+    figure = right.split()[1]
+    assert right.startswith(f"perplexity {figure} → {figure} (english ")
+    assert "7 of 8 facts" in right or "8 of 8 facts" in right
+
+
+def test_garbage_names_the_back_ends_and_the_way_back():
+    healthy = recorded("healthy")
+    replies = []
+    for reply in healthy.replies:
+        chances = tuple(each * 3 for each in reply.logprobs)
+        is_right = reply.is_right and reply.about != "fact"
+        replies.append(replace(reply, logprobs=chances, is_right=is_right))
+    log = [
+        "INFO [cuda.py:509] Using FLASH_ATTN attention backend out of potential backends: [].",
+        "INFO Using 'MARLIN' NvFp4 MoE backend out of potential backends: ['MARLIN'].",
+        "INFO Using FlashInferCutlassNvFp4LinearKernel for NVFP4 GEMM",
+    ]
+    former = kept(healthy, vLLM="0.25.1+patchkit1")
+    findings = answer_findings(
+        "spark-1", case(replace(healthy, replies=tuple(replies)), former, log)
+    )
+    garbage = {each.about: each for each in findings}["answers-garbage"]
+    assert "0 of 8 facts" in garbage.what
+    assert (
+        "FLASH_ATTN attention backend, 'MARLIN' NvFp4 MoE backend, "
+        "FlashInferCutlassNvFp4LinearKernel" in garbage.why
+    )
+    assert (
+        garbage.hint
+        == "patchkit cluster install --wheelhouse wheelhouse-0.25.1 && patchkit up tiny"
+    )
+
+
+def test_another_tokenizer_and_changed_flags():
+    healthy = recorded("healthy")
+    former = kept(healthy, flags="vllm serve tiny --moe-backend marlin")
+    former = replace(former, logprobs={"english": (-1.0,)})
+    findings = answer_findings("spark-1", case(healthy, former))
+    (moved,) = (each for each in findings if each.about == "answers-moved")
+    assert "flags [vllm serve tiny --moe-backend marlin] → []" in moved.why
+    assert moved.hint.startswith("patchkit up tiny; if you meant to change it: ")
+
+
+def test_the_former_of_the_same_start_comes_first():
+    healthy = recorded("healthy")
+    same, newer = kept(healthy), kept(healthy, vLLM="0.1")
+    assert choose_former(replace(healthy, former=(newer, same))) == same
+    assert choose_former(replace(healthy, former=(newer,))) == newer
+    assert choose_former(healthy) is None
+    assert back_command(same, healthy.start) == "patchkit doctor --gpu"
+
+
+def test_find_back_ends_in_a_log_without_any():
+    assert find_back_ends(["Using model weights format", "no line"]) == "no back end"
+
+
+HOSTILE = {  # what a server sends → what is not asked, or fails
+    "no JSON": (b"[]", "no answer of the OpenAI API"),
+    "other types": (
+        b'{"choices":[{"text":"x","prompt_logprobs":[null,{"1":5}]}]}',
+        "an answer of another form",
+    ),
+    "NaN": (
+        b'{"choices":[{"text":"x","prompt_logprobs":[{"1":{"logprob":NaN}}]}]}',
+        "no answer of the OpenAI API",
+    ),
+    "numbers of tokens": (
+        b'{"choices":[{"text":"x","token_ids":["a"]}]}',
+        "an answer of another form",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_server(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    raw, said = HOSTILE[name]
+    with ModelServer(raw=raw) as server:
+        answers = Remote("localhost").call(ModelAnswers, ask_model, url=server.url)
+    (found,) = answer_findings("spark-1", case(answers))
+    assert (found.level, found.about) == (Level.UNKNOWN, "answers-unasked")
+    assert said in found.what
+
+
+def test_a_server_whose_chances_are_no_numbers(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    error = {"error": {"message": "Out of range float values are not JSON compliant"}}
+    with ModelServer(refuse=(500, error)) as server:
+        answers = Remote("localhost").call(ModelAnswers, ask_model, url=server.url)
+    (found,) = answer_findings("spark-1", case(answers))
+    assert (found.level, found.about) == (Level.ERROR, "answers-failed")
+
+
+def test_fingerprints_are_kept_and_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    healthy = recorded("healthy")
+    start = replace(healthy.start, cluster="vllm")
+    made = replace(kept(healthy), start=start, summary="perplexity 3.00")
+    file = tmp_path / ".local/share/patchkit/answers/fingerprints.json"
+
+    for number in range(20):
+        other = replace(start, parts={**start.parts, "vLLM": f"0.{number}"})
+        keep_fingerprint(json.loads(encoded(replace(made, start=other))))
+    assert len(json.loads(file.read_text())) == 16
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert last_judgement("vllm", "tiny").endswith(" perplexity 3.00")
+    assert last_judgement("other", "tiny") == ""
+
+    with ModelServer(models=("tiny",)) as server:
+        assert len(ask_model(server.url).former) == 16
+
+    for spoiled in ("[", "[1]", '[{"time": 1e999}]', "x" * (3 << 20)):
+        file.write_text(spoiled)
+        assert last_judgement("vllm", "tiny") == ""
+    keep_fingerprint(json.loads(encoded(made)))
+    assert len(json.loads(file.read_text())) == 1
