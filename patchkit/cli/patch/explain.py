@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from math import log
 
 import click
 
@@ -26,10 +29,14 @@ from patchkit.source.project import projects
 _SHOWN = 3  # symptoms: so many are shown in full, more as a list
 _LEAST_PART = 5  # characters: a text as long as this is found inside a word, too
 _LEAST_WORD = 3  # characters: a shorter text is not searched for
+_NEAREST = 8  # names at most of what shares words with a text
+_COMMON = 0.1  # a word in more than this part of the wordings says nothing
+_NEAR = 0.6  # of the best score: what has less is left out
 _MISTYPED = 0.8  # likeness, 0 to 1: a text that is this like an id is the id with a typing error
 # The fields of a fix that --json prints.
 _FIX_FACTS = "id title symptom why upstream needs evidence requires"
 _Rows = Sequence[Row]
+_Entry = Fix | Claim | Symptom
 
 
 @click.command
@@ -72,26 +79,29 @@ def _search_blocks(
 ) -> Blocks:
     """Yield what contains a text: one entry or a few diagnoses in full, anything more as a list.
 
-    Raises UsageError if nothing contains the text; the error suggests the id that the text
-    resembles.
+    If nothing contains all words of the text, what shares the rarest of them is listed. Raises
+    UsageError if nothing does; the error suggests the id that the text resembles.
     """
-    ids = {name.replace("-", "_"): name for name in (*fixes, *claims, *symptoms())}
-    fitting_fixes: list[Fix] = []
-    fitting_claims: list[Claim] = []
-    diagnoses: list[Diagnosis] = []
-    # Search unless the text is one word that resembles an id: then the error suggests that id.
-    mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
-    if " " in text or not mistyped:
-        fitting_fixes += (
-            fix for fix in fixes.values() if _fits(text, f"{fix.title}\n{fix.symptom}")
-        )
-        fitting_claims += (row for row in claims.values() if _fits(text, row.says))
-        diagnoses = _search_symptoms(text)
+    entries: dict[str, _Entry] = {**fixes, **claims, **symptoms()}
 
+    ids = {name.replace("-", "_"): name for name in entries}
+    mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
+    # Search unless the text is one word that resembles an id: then the error suggests that id.
+    is_id = mistyped and " " not in text
+    exact = set() if is_id else _exact_names(text, entries)
+    nearest = set() if is_id or exact else _nearest_names(text, entries)
+    fitting = exact | nearest
+
+    fitting_fixes = [fix for name, fix in fixes.items() if name in fitting]
+    fitting_claims = [claim for name, claim in claims.items() if name in fitting]
+    diagnoses = [_unmet(row) for name, row in symptoms().items() if name in fitting]
     match fitting_fixes, fitting_claims, diagnoses:
         case [], [], []:
             hint = quoted("patchkit", "explain", *(ids[name] for name in mistyped))
             raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+        case _ if nearest:
+            yield "Nothing has all of these words; the nearest:"
+            yield from _hit_list(fitting_fixes, fitting_claims, diagnoses)
         case [fix], [], []:
             yield from _fix_blocks(fix)
         case [], [claim], []:
@@ -99,11 +109,17 @@ def _search_blocks(
         case [], [], _ if len(diagnoses) <= _SHOWN:
             yield from _symptom_blocks(diagnoses)
         case _:
-            rows = [
-                (row.symptom.id, row.filled(row.symptom.title)) for row in diagnoses
-            ]
-            yield _listed(fitting_fixes, fitting_claims, rows)
-            yield from _list_lines(fitting_fixes, fitting_claims, rows)
+            yield from _hit_list(fitting_fixes, fitting_claims, diagnoses)
+
+
+def _hit_list(
+    fixes: Sequence[Fix],
+    claims: Sequence[Claim],
+    diagnoses: Iterable[Diagnosis],
+) -> Blocks:
+    titles = [(row.symptom.id, row.filled(row.symptom.title)) for row in diagnoses]
+    yield _listed(fixes, claims, titles)
+    yield from _list_lines(fixes, claims, titles)
 
 
 def _listed(fixes: Iterable[Fix], claims: Iterable[Claim], titles: _Rows) -> Fields:
@@ -129,6 +145,44 @@ def _list_lines(
             yield from section(title, rows)
 
     yield "`patchkit explain ID` has the reasons and the evidence."
+
+
+def _exact_names(text: str, rows: Mapping[str, _Entry]) -> set[str]:
+    """Return the names of the entries that contain a text or all of its words."""
+    phrase = " ".join(text.split())
+    return {name for name, row in rows.items() if _fits(phrase, _wording(row))}
+
+
+def _wording(row: _Entry) -> str:
+    """Return what tells an entry from others, as those who meet it say it."""
+    if isinstance(row, Symptom):
+        return "\n".join((*row.says, *row.example, row.title))
+
+    return row.says if isinstance(row, Claim) else f"{row.title}\n{row.symptom}"
+
+
+def _nearest_names(text: str, rows: Mapping[str, _Entry]) -> set[str]:
+    """Return the names of the entries that share the rarest words with a text."""
+    words = _words(text)
+    shared = {name: words & _words(str(row)) for name, row in rows.items()}
+    counts = Counter(chain.from_iterable(shared.values()))
+
+    weights = {word: log(len(rows) / count) for word, count in counts.items()}
+    for word, count in counts.items():
+        if count > _COMMON * len(rows):
+            weights[word] = 0.0
+
+    scores = {
+        name: sum(weights[word] for word in common) for name, common in shared.items()
+    }
+    best = sorted(scores, key=scores.__getitem__, reverse=True)[:_NEAREST]
+    return {name for name in best if scores[name] > _NEAR * scores[best[0]]}
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text in their singular, without its shortest ones."""
+    words = re.findall(rf"[a-z0-9]{{{_LEAST_WORD},}}", text.casefold())
+    return {word.removesuffix("s") for word in words}
 
 
 def _fits(text: str, wording: str) -> bool:
@@ -190,17 +244,6 @@ def _read_symptoms(text: str) -> list[Diagnosis]:
     if symptom := symptoms().get(text):
         return [_unmet(symptom)]
     return list(read_log([text.encode(errors="replace")], whole=False).diagnoses)
-
-
-def _search_symptoms(text: str) -> list[Diagnosis]:
-    """Return the symptoms whose messages, example or title match a text, as ``_fits`` tells."""
-    phrase = " ".join(text.split())
-    diagnoses = []
-    for symptom in symptoms().values():
-        wording = "\n".join((*symptom.says, *symptom.example, symptom.title))
-        if _fits(phrase, wording):
-            diagnoses.append(_unmet(symptom))
-    return diagnoses
 
 
 def _unmet(symptom: Symptom) -> Diagnosis:
