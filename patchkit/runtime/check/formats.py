@@ -109,7 +109,7 @@ class _YamlReader:
         for key, inner in fields.items():
             if _ENVIRONMENT.fullmatch(key):
                 self._read_environment(inner, block)
-            elif key not in _KEYS["commands"] or inner.id == "mapping":
+            elif key not in _KEYS["commands"] or _read_fields(inner):
                 self.read_node(inner, block)
 
         self._read_command(fields, place)
@@ -152,7 +152,7 @@ class _YamlReader:
         content = self.commands.content
         if value is not None and not _is_scalar(value):
             self._read_environment(value, block)  # `<<` merges further ones
-        elif value is None or (value.value in _NULLS and not value.style):
+        elif value is None:
             content.passed.add(name)
         else:
             variable = Assignment(_line_of(value), name, value.value, block)
@@ -160,7 +160,7 @@ class _YamlReader:
 
     def _read_command(self, fields: Fields, place: Place) -> None:
         """Read the command of a container: entrypoint and arguments, or the text of a script."""
-        nodes = [fields[key] for key in _KEYS["commands"] if key in fields]
+        nodes = [fields[key] for key in _KEYS["commands"] if fields.get(key)]
         nodes = [node for node in nodes if node.id != "mapping" and node.value]
         if not nodes:
             return
@@ -188,10 +188,17 @@ def _read_words(node: Any) -> list[Word]:
 
 
 def _read_fields(node: Any) -> Fields:
-    """Return key → node for a mapping, {} for any other node."""
+    """Return key → node for a mapping, with None for a null; {} for any other node."""
     if node is None or node.id != "mapping":
         return {}
-    return {key.value: value for key, value in node.value if _is_scalar(key)}
+
+    fields = {key.value: value for key, value in node.value if _is_scalar(key)}
+    nulls = [
+        key
+        for key, value in fields.items()
+        if _is_scalar(value) and value.value in _NULLS and not value.style
+    ]
+    return fields | dict.fromkeys(nulls)
 
 
 def _is_scalar(node: Any) -> bool:

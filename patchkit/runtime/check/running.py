@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from patchkit.errors import HostError, UsageError
-from patchkit.foreign import read_json
 from patchkit.process import attempt
 from patchkit.reading import read_strings
 from patchkit.runtime.check.commands import CommandReader, Place
@@ -16,9 +14,9 @@ from patchkit.runtime.check.content import (
     Assignment,
     CheckedText,
     FileContent,
-    Image,
     Word,
 )
+from patchkit.runtime.check.formats import read_content
 
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
@@ -55,18 +53,22 @@ def find_running(name: str, root: Path) -> list[CheckedText]:
 
 def _read_process(folder: Path) -> CheckedText:
     """Return the environment and command of a process. Raises OSError if /proc cannot be read."""
-    words = read_strings(folder / "cmdline")
-    pairs = read_strings(folder / "environ")
-    content = _read_started(pairs, words, Place())
+    content = FileContent(RUNNING)
+    for pair in read_strings(folder / "environ"):
+        name, _sign, value = pair.partition("=")
+        content.variables.append(Assignment(1, name, value))
+
+    words = [Word(word, 1) for word in read_strings(folder / "cmdline")]
+    CommandReader(content).read_entry(words, Place(), has_entry=False)
     program = content.commands[0].program if content.commands else "no server"
     return CheckedText(where=f"process {folder.name} ({program})", content=content)
 
 
 def _inspect_container(name: str) -> CheckedText:
+    """Return the environment and command of a container, which are read like those in a file."""
+    request = ("inspect", "--type=container", "--format={{json .Config}}", "--", name)
     for program in ("docker", "podman"):
-        inspection = attempt(
-            program, "inspect", "--type=container", "--", name, timeout=30
-        )
+        inspection = attempt(program, *request, timeout=30)
         if inspection.status == 0:
             break
     else:
@@ -75,42 +77,9 @@ def _inspect_container(name: str) -> CheckedText:
             hint="`docker ps` lists those that run; a process is named by its number",
         )
 
-    try:
-        content = _read_inspection(inspection.output)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HostError(
-            f"{program} inspect {name}: an answer that cannot be read: {error}"
-        ) from None
+    content = read_content(inspection.output, "config.json")
+    content.kind = RUNNING
+    if not content.variables:
+        raise HostError(f"{program} inspect {name}: an answer that cannot be read")
 
     return CheckedText(where=f"container {name}", content=content)
-
-
-def _read_inspection(output: str) -> FileContent:
-    """Return the environment and command of a container from the JSON of `docker inspect`.
-
-    Raises ValueError, KeyError, TypeError or AttributeError if it has another form.
-    """
-    (container,) = read_json(output)
-    config = container["Config"]
-    image = Image(str(config["Image"]), 1, 1)
-
-    words = [container["Path"], *(container["Args"] or ())]
-    place = Place(image.block, image.text)
-
-    content = _read_started(config["Env"] or (), words, place)
-    content.images.append(image)
-    return content
-
-
-def _read_started(
-    pairs: Iterable[str], words: Sequence[str], place: Place
-) -> FileContent:
-    content = FileContent(RUNNING)
-
-    for pair in pairs:
-        name, _sign, value = pair.partition("=")
-        content.variables.append(Assignment(1, name, value, place.block))
-
-    command = [Word(word, 1) for word in words]
-    CommandReader(content).read_entry(command, place, has_entry=False)
-    return content

@@ -68,24 +68,24 @@ def test_what_does_not_run_is_told(tmp_path, recorded):
 
 
 DOCKER = """#!/bin/sh
-[ "$*" = "inspect --type=container -- served" ] || { echo "no such container" >&2; exit 1; }
+asked="inspect --type=container --format={{json .Config}} -- served"
+[ "$*" = "$asked" ] || { echo "no such container" >&2; exit 1; }
 cat "$0.json"
 """
 INSPECTED = {
-    "Path": "vllm",
-    "Args": SERVER[1:],
-    "Config": {
-        "Image": "vllm/vllm-openai:v0.25.1",
-        "Env": [f"{name}={value}" for name, value in VARIABLES.items()]
-        + ["NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0", "VLLM_USE_V1=1"],
-    },
+    "Image": "vllm/vllm-openai:v0.25.1",
+    "Entrypoint": None,
+    "Cmd": SERVER,
+    "Env": [f"{name}={value}" for name, value in VARIABLES.items()]
+    + ["NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0", "VLLM_USE_V1=1"],
+    "Labels": {"maintainer.env": "a", "org.image": "b"},
 }
 
 
 def test_a_container_is_judged_by_what_docker_says(tmp_path, monkeypatch):
     write_files(tmp_path, {"docker": DOCKER}, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (tmp_path / "docker.json").write_text(json.dumps([INSPECTED]))
+    (tmp_path / "docker.json").write_text(json.dumps(INSPECTED))
     assert ids(run("served", "--json")) == FOUND | {"variable-of-other-release"}
     for answer in ("[]", "no JSON"):
         (tmp_path / "docker.json").write_text(answer)
