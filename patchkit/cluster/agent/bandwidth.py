@@ -53,7 +53,8 @@ def receive(
     port = listener.getsockname()[1]
     if device:
         listener.close()
-        with Follow(*_tool_words(address, port, seconds, device)) as tool:
+        words = _tool_words(port, seconds, device)
+        with Follow(*words, _BOUND, address) as tool:
             end = time.monotonic() + _ANSWER_S
             while {place.address for place in find_listeners([port])} != {address}:
                 if time.monotonic() > end:
@@ -80,18 +81,18 @@ def receive(
 
 def transmit(
     address: str,
-    source: str,
     port: int,
+    netdev: str,
     token: str,
     seconds: float,
     device: Sequence[str] = (),
 ) -> float:
-    """Send from ``source`` to a receiver; return what arrived, in Gb/s.
+    """Send through a netdev to a receiver; return what arrived, in Gb/s.
 
     Raises HostError if no receiver answers, or one that does not know ``token``.
     """
     if device:
-        words = _tool_words(source, port, seconds, device)
+        words = _tool_words(port, seconds, device)
         done = attempt(*words, address, timeout=seconds + 2 * _PATIENCE)
         rates = _ROW.findall(done.output)
         if done.trouble or not rates:
@@ -100,18 +101,22 @@ def transmit(
         return read_count(rates[-1])
 
     try:
-        return _send(address, source, port, token, seconds)
+        with socket.socket() as connection:
+            # Whatever the routes say, and they may say the LAN.
+            name = netdev.encode()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
+            connection.settimeout(_ANSWER_S)
+            connection.connect((address, port))
+            return _send(connection, token, seconds)
     except (OSError, OverflowError) as error:
         raise HostError(f"{address} port {port}: {error}") from error
 
 
-def _tool_words(
-    source: str, port: int, seconds: float, device: Sequence[str]
-) -> list[str]:
+def _tool_words(port: int, seconds: float, device: Sequence[str]) -> list[str]:
     """Return the words of ib_write_bw, which `timeout` ends if nobody else does."""
     most = ["timeout", "-k", "1", f"{seconds + _PATIENCE:.0f}"]
     times = ["-D", f"{seconds:.0f}", "-F", "--report_gbits"]
-    return [*most, TOOL, *device, "-p", str(port), _BOUND, source, *times]
+    return [*most, TOOL, *device, "-p", str(port), *times]
 
 
 def _take_one(listener: socket.socket, token: str, seconds: float) -> None:
@@ -151,24 +156,20 @@ def _drain(connection: socket.socket, token: str, seconds: float) -> None:
         pass
 
 
-def _send(address: str, source: str, port: int, token: str, seconds: float) -> float:
-    with (
-        socket.create_connection((address, port), _ANSWER_S, (source, 0)) as connection,
-        os.fdopen(os.memfd_create("patchkit"), "wb+") as file,
-    ):
-        connection.sendall(token.encode())
-        proof = _proof(token)
-        answer = connection.recv(len(proof), socket.MSG_WAITALL)
-        if not hmac.compare_digest(answer, proof):
-            raise HostError(f"{address} port {port}: another program answers")
+def _send(connection: socket.socket, token: str, seconds: float) -> float:
+    proof = _proof(token)
+    connection.sendall(token.encode())
+    if not hmac.compare_digest(connection.recv(len(proof), socket.MSG_WAITALL), proof):
+        raise OSError("another program answers")
 
+    with os.fdopen(os.memfd_create("patchkit"), "wb+") as file:
         file.truncate(_PIECE)
         begin = time.monotonic()
         sent = 0
         while time.monotonic() < begin + seconds:
             sent += connection.sendfile(file, 0, _PIECE)
 
-        # The receiver closes once it has taken all.
-        connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)
-        return sent * 8 / 1e9 / (time.monotonic() - begin)
+    # The receiver closes once it has taken all.
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)
+    return sent * 8 / 1e9 / (time.monotonic() - begin)

@@ -325,7 +325,7 @@ def _with_masters(host: Host, cages: Cages) -> Cages:
     return cages
 
 
-def twin_letter(host: Host, netdev: Netdev) -> str:
+def _twin_letter(host: Host, netdev: Netdev) -> str:
     """Return A for the first half of a cage, B for the second, "" for another netdev."""
     twin = host.netdev(netdev.twin)
     if twin is None:
@@ -346,8 +346,8 @@ def _compare_ends(
     yield judge_check(netdev.mtu == end.mtu, where, "equal MTU", state)
 
     names = f"{netdev.name} and {end.name}"
-    twin = twin_letter(host, netdev)
-    peer_twin = twin_letter(peer, end)
+    twin = _twin_letter(host, netdev)
+    peer_twin = _twin_letter(peer, end)
     if twin and peer_twin:
         state = f"{twin} here, {peer_twin} there"
         yield judge_check(twin == peer_twin, names, "same twin", state)

@@ -12,7 +12,6 @@ from patchkit.cluster.net.checks import (
     choose_checked_cages,
     pair_checks,
     shared_networks,
-    twin_letter,
 )
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.errors import HostError, PatchkitError
@@ -110,10 +109,7 @@ def _measure_halves(
         by = "sockets"
 
     sender, receiver = halves[0]
-    letter = twin_letter(sender.host, sender.netdev)
-    part = f"{sender.netdev.name}, twin {letter}" if letter else sender.netdev.name
-    if len(halves) > 1:
-        part = "both halves"
+    part = "both halves" if len(halves) > 1 else sender.netdev.name
     where = f"{sender.remote.destination} to {receiver.remote.destination}, {part}"
     tell(f"{where}: {seconds:.0f} s by {by}")
 
@@ -156,8 +152,8 @@ def _measure_half(half: Half, by: str, seconds: float) -> float:
             float,
             bandwidth.transmit,
             address=receiver.address,
-            source=sender.address,
             port=port,
+            netdev=sender.netdev.name,
             token=token,
             seconds=seconds,
             device=devices[0],
