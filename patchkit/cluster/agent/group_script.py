@@ -37,6 +37,7 @@ from patchkit.cluster.agent.memory_record import (
     parse_stop,
     read_stop,
     record_path,
+    write_record,
     write_stop,
 )
 from patchkit.cluster.agent.processes import run_tool, strangers
@@ -193,48 +194,53 @@ def ended(settings: Settings) -> None:
         return
 
     flag = smaller_cache(settings, stop.missing)
-    after = "it stays down: no smaller cache is tried; `patchkit up` starts it again"
-    can_shrink = flag and not os.environ.get(SMALLER)
-    if can_shrink:
-        after = f"the next start takes {stop.missing} GiB less: {flag}"
+    trouble = "no smaller cache is tried"
+    if flag and not os.environ.get(SMALLER):
+        trouble = keep_cache(settings, stop.missing)
 
-    # This comes first: whatever ends this script, the kill is dealt with once.
+    after = f"the next start takes {stop.missing} GiB less: {flag}"
+    if trouble:
+        after = f"it stays down: {trouble}; `patchkit up` starts it again"
+        run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
     write_stop(settings["name"], replace(stop, after=after))
     say(f"memory: {after}")
-    if can_shrink:
-        keep_cache(settings, stop.missing)
-    else:
-        run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
 
 
 def smaller_cache(settings: Settings, missing: float) -> str:
     """Return the flag for a cache that is ``missing`` GiB smaller than planned.
 
-    Returns "" if nothing is missing, or if such a cache does not hold the longest context: vLLM
-    would stop after it has loaded the weights.
+    Where that does not hold the longest context, a flag for a shorter one follows. Returns "" if
+    nothing is missing, or if it holds no context that is worth a start.
     """
-    flag, value, least = settings["cache"]
+    flag, value, contexts = settings["cache"]
     if flag.endswith("-bytes"):
         smaller = int(value - missing * _GIB)
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         smaller = round(value - missing * _GIB / total, 3)
-        least = 0.0
-    return f"{flag} {smaller}" if flag and missing and smaller > least else ""
+        contexts = [(0.0, "")]
+
+    lengths = [words for least, words in contexts if smaller > least]
+    return f"{flag} {smaller}{lengths[0]}" if flag and missing and lengths else ""
 
 
-def keep_cache(settings: Settings, missing: float) -> None:
-    """Let the starts of this node's rank take the cache of ``smaller_cache``, else the planned."""
+def keep_cache(settings: Settings, missing: float) -> str:
+    """Let the starts of this node's rank take the cache of ``smaller_cache``, else the planned.
+
+    Returns why that cannot be written, "" if it is; a start then takes the cache of the last one.
+    """
     path = record_path(settings["name"], "env")
-    if not missing:
-        path.unlink(missing_ok=True)  # on a full disk nothing could be written
-        return
-
-    part = path.with_suffix(".part")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     flag = smaller_cache(settings, missing)
-    part.write_text(f"{SMALLER}={flag}\n{MISSING}={missing}\n")
-    part.replace(path)
+    try:
+        if missing:
+            content = f"{SMALLER}={flag}\n{MISSING}={missing}\n"
+            write_record(settings["name"], "part", content.encode())
+            path.with_suffix(".part").replace(path)
+        else:  # on a full disk nothing could be written
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def spread(settings: Settings, settled: str = _SETTLED) -> None:
@@ -598,7 +604,8 @@ def hold(settings: Settings, group: str, missing: str) -> NoReturn:
     smaller than planned.
     """
     enter_start(settings, group)
-    keep_cache(settings, float(missing))
+    if trouble := keep_cache(settings, float(missing)):
+        say(f"the cache is not {missing} GiB smaller: {trouble}")
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
     run_tool(*_SYSTEMCTL, "stop", unit, rank)  # left from a lost link

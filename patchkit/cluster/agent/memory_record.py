@@ -5,6 +5,7 @@ No container may write into the folder. This file is copied to the nodes, beside
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -78,10 +79,18 @@ def last_figures(name: str, boot: str) -> tuple[int, int, bool] | None:
 
 
 def write_stop(name: str, stop: MemoryStop) -> None:
-    """Replace the record of the last kill, in the file that a guard may have open."""
-    descriptor = open_record(name, "json")
-    put_record(descriptor, encode_stop(stop))
-    os.close(descriptor)
+    """Replace the record of the last kill, if the disk has room; the journal has it as well."""
+    with suppress(OSError):
+        write_record(name, "json", encode_stop(stop))
+
+
+def write_record(name: str, ending: str, content: bytes) -> None:
+    """Replace the content of a record, in the file that a guard may have open. Raises OSError."""
+    descriptor = open_record(name, ending)
+    try:
+        put_record(descriptor, content)
+    finally:
+        os.close(descriptor)
 
 
 def recorded_boots(name: str) -> list[str]:
@@ -92,10 +101,18 @@ def recorded_boots(name: str) -> list[str]:
 
 
 def open_record(name: str, ending: str) -> int:
-    """Return the descriptor of a record, which is made if it is missing. Raises OSError."""
+    """Return the descriptor of a record, which is made if it is missing.
+
+    Raises OSError, also for a link, and for what is no regular file: a FIFO would block its writer.
+    """
     path = record_path(name, ending)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return descriptor
 
 
 def put_record(descriptor: int, content: bytes) -> None:

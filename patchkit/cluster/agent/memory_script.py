@@ -183,13 +183,14 @@ class MemoryGuard:
         self._pressure = -1
         with suppress(OSError):  # a kernel without it
             self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
-        self._record = open_record(self.name, "json")
+        self._record = self._open_record("json")
         if not os.fstat(self._record).st_size:
             with suppress(OSError):  # takes a block: later the disk may be full
                 put_record(self._record, b" ")
-        self._figures = open_record(self.name, BOOT.read_text().strip())
-        for boot in recorded_boots(self.name)[:-_BOOTS]:
-            record_path(self.name, boot).unlink()
+        self._figures = self._open_record(BOOT.read_text().strip())
+        with suppress(OSError):  # what is there is no file
+            for boot in recorded_boots(self.name)[:-_BOOTS]:
+                record_path(self.name, boot).unlink()
         self._lines = collections.deque[str](maxlen=_LINES)
 
         self._groups: dict[Path, RankGroup] = {}
@@ -207,6 +208,14 @@ class MemoryGuard:
         self._writer = ThreadPoolExecutor(1)
         if "inside" in settings:
             threading.Thread(target=self._seek_containers, daemon=True).start()
+
+    def _open_record(self, ending: str) -> int:
+        """Return an open record; where none can be had, a file in memory."""
+        try:
+            return open_record(self.name, ending)
+        except OSError as error:
+            say(f"the guard goes on without this record: {error}")
+            return os.memfd_create(ending)
 
     def end(self, *_signal: object) -> None:
         """Let the guard end after its present look."""
@@ -333,8 +342,9 @@ class MemoryGuard:
             text=text,
             missing=round((self.mark - memory.left) / _GIB, 2),
         )
-        put_record(self._record, encode_stop(stop))
         say(f"memory: {text}")
+        with suppress(OSError):  # the disk is full
+            put_record(self._record, encode_stop(stop))
 
     def _describe(self, memory: MemoryLeft) -> str:
         floor = self.floor / _GIB

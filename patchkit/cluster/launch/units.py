@@ -175,20 +175,21 @@ class GroupUnits:
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
 
-    def _cache_flag(self, rank: PlannedRank) -> tuple[str, float, float]:
-        """Return the flag that sizes a rank's cache, its value, and the least; "" for none.
+    def _cache_flag(
+        self, rank: PlannedRank
+    ) -> tuple[str, float, list[tuple[float, str]]]:
+        """Return the flag that sizes a rank's cache, its value, and what it may hold; "" for none.
 
-        The least, in bytes, holds one request with the longest context.
+        That are the bytes for contexts, the longest first, each with the flag for its length.
         """
         flags = given_flags(self.words(self.ranks.index(rank)))
         # vLLM goes by the share only if there is no size in bytes.
         flag = CACHE_BYTES if CACHE_BYTES in flags else SHARE
         if flag not in flags:
-            return "", 0.0, 0.0
+            return "", 0.0, []
 
         plan = rank.command.plan
-        least = plan.request_gib(plan.longest_context) * BYTES_PER_GIB if plan else 0.0
-        return flag, float(flags[flag]), least
+        return flag, float(flags[flag]), plan.list_contexts() if plan else [(0.0, "")]
 
     def _speed_bytes(
         self, rank: PlannedRank, bandwidth: int

@@ -48,6 +48,7 @@ _DEFAULT_SEQUENCES = 256
 _LEAST_CONTEXT = (
     8192  # tokens of a request that a model is worth starting for: a choice
 )
+_CONTEXTS = 16  # parts of the longest context
 _WHOLE_FILES = ("fastsafetensors", "instanttensor")  # loaders that hold a whole file
 _OF_THE_MODEL = ("processes", "kept free")  # what a start adds to a running system
 _LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many tokens
@@ -180,6 +181,23 @@ class MemoryPlan:
         if self.cache is None or self.cache_gib <= 0:
             return 0
         return self.cache.longest_context(self.cache_gib * BYTES_PER_GIB, self.context)
+
+    def list_contexts(self) -> list[tuple[float, str]]:
+        """Return the bytes of the longest context and of shorter ones, with the flag for each.
+
+        The shortest is one that a model is worth starting for. Unknown ones take none.
+        """
+        longest = self.longest_context
+        if not longest:
+            return [(0.0, "")]
+
+        least = min(longest, _LEAST_CONTEXT)
+        lengths = [longest * part // _CONTEXTS for part in range(_CONTEXTS, 0, -1)]
+        return [
+            (self.request_gib(length) * BYTES_PER_GIB, f" {LENGTH} {length}")
+            for length in lengths
+            if length >= least
+        ]
 
     def request_gib(self, tokens: int) -> float:
         """Return what the cache of one request with so many tokens takes, 0 if unknown."""

@@ -1,5 +1,6 @@
 """Check what units run: compiled code that goes to a worker, by a real rsync."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.cluster.agent import memory_record
 from patchkit.cluster.agent.group_script import (
     ALONE,
     SMALLER,
@@ -144,7 +146,7 @@ def head(tmp_path, monkeypatch):
         "id": "1",
         "name": "vllm",
         "unit": unit,
-        "cache": (KV, 9e9, 0.0),
+        "cache": (KV, 9e9, [(0.0, "")]),
         "workers": {},
     }
 
@@ -152,11 +154,16 @@ def head(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("cache", "smaller"),
     [
-        ((KV, 9e9, 0.0), f"{KV} {int(9e9) - (2 << 30)}"),
-        ((SHARE, 0.8, 0.0), f"{SHARE} {0.8 - 2 / TOTAL_GIB:.3f}"),
-        ((KV, 9e9, 8e9), ""),  # less than the longest context takes
-        ((KV, 2e9, 0.0), ""),  # all of it was missing
-        (("", 0.0, 0.0), ""),
+        ((KV, 9e9, [(0.0, "")]), f"{KV} {int(9e9) - (2 << 30)}"),
+        ((SHARE, 0.8, [(8e9, " -l 9")]), f"{SHARE} {0.8 - 2 / TOTAL_GIB:.3f}"),
+        # Less than the longest context takes: a shorter one, if it is worth a start.
+        (
+            (KV, 9e9, [(8e9, " -l 9"), (6e9, " -l 8"), (5e9, " -l 7")]),
+            f"{KV} {int(9e9) - (2 << 30)} -l 8",
+        ),
+        ((KV, 9e9, [(8e9, " -l 9")]), ""),
+        ((KV, 2e9, [(0.0, "")]), ""),  # all of it was missing
+        (("", 0.0, []), ""),
     ],
 )
 def test_a_start_after_a_kill_for_memory_takes_less_once(
@@ -185,15 +192,23 @@ def test_a_start_after_a_kill_for_memory_takes_less_once(
     assert env.exists() == bool(smaller)  # a boot takes it again
 
 
-def test_the_planned_cache_needs_no_room_on_the_disk(head, monkeypatch):
-    monkeypatch.setattr(Path, "write_text", lambda *_: 1 / 0)
-    keep_cache(head, 0.0)  # nothing was there
-    with pytest.raises(ZeroDivisionError):
-        keep_cache(head, 2.0)
+def test_a_kill_is_dealt_with_on_a_full_disk(head, monkeypatch, capsys):
+    """It stays down, since no smaller cache can be written; the planned one needs no room."""
+    write_stop("vllm", STOP)
+    monkeypatch.setattr(memory_record, "put_record", fill_disk)
+    ended(head)
+    stays = "it stays down: [Errno 28] No space left on device; `patchkit up` starts it"
+    assert stays in capsys.readouterr().out
+    assert "stop --no-block patchkit-vllm.service" in Path("asked").read_text()
 
+    assert keep_cache(head, 0.0) == ""  # nothing was there
     write_files(record_path("vllm", "").parent, {record_path("vllm", "env"): "X=1\n"})
-    keep_cache(head, 0.0)
+    assert keep_cache(head, 0.0) == ""
     assert not record_path("vllm", "env").exists()
+
+
+def fill_disk(*_args):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

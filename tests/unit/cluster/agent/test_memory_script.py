@@ -314,3 +314,28 @@ def test_a_record_says_no_more_than_a_line(home):
         path.unlink()
         make()
         assert read_stop("x") is None
+
+
+def test_the_guard_goes_on_without_its_records(home, group, monkeypatch, capsys):
+    """A FIFO would hold up its writer; a link and a device are another's."""
+    boot = record_path("x", BOOT.read_text().strip())
+    boot.parent.mkdir(parents=True)
+    os.mkfifo(boot)
+    for number in range(10):
+        (boot.parent / f"x.{number}-0").mkdir()
+    record_path("x", "json").symlink_to(home / "other")
+
+    guard = guard_with(0.001, group)
+    assert capsys.readouterr().out.count("goes on without this record: [Errno ") == 2
+    with rank_in(group, "sleep", "99") as rank:
+        guard.look()
+        guard.floor = guard.mark = EVERYTHING * GIB
+        guard.look()
+        assert rank.wait(5) == -9
+    guard.finish()
+    assert "ended the rank" in capsys.readouterr().out
+    assert (read_stop("x"), (home / "other").exists()) == (None, False)
+    record_path("x", "json").unlink()
+    record_path("x", "json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        open_record("x", "json")

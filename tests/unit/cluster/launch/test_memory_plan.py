@@ -86,8 +86,12 @@ def test_what_args_ask_for_is_planned(tmp_path, args, flags, cache):
     units = units_of(file, [facts_with(tmp_path, 110, models=THERE)], FOLDER)
     (rank,) = units.ranks
     assert rank.command.plan.cache_gib == pytest.approx(cache, abs=0.3)
-    flag, value, _least = units._node_settings(rank, {})["cache"]
+    flag, value, contexts = units._node_settings(rank, {})["cache"]
     assert (flag, value / 2**30) == (BYTES, pytest.approx(cache, abs=0.3))
+    longest = rank.command.plan.longest_context
+    bytes_of_one = rank.command.plan.request_gib(longest) * 2**30
+    assert contexts[0] == (bytes_of_one, f" --max-model-len {longest}")
+    assert min(longest, 8192) <= int(contexts[-1][1].split()[1]) <= max(8192, 16384)
     words = dict(zip(rank.command.words, rank.command.words[1:], strict=False))
     for name, value in flags.items():
         if name == BYTES and value:
