@@ -40,6 +40,7 @@ from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
+from patchkit.cluster.agent.memory_record import STAYS_DOWN
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch import up as launch
@@ -384,7 +385,10 @@ def _head_troubles(cluster: Cluster, head: NodeState | None) -> Iterator[_Troubl
         result = f"{server.result}, status {server.status}"
         starts = f"{head.starts} starts in an hour ({result})"
         again = "`patchkit up` starts it again"
-        yield f"systemd gave up {_since(server)}, after {starts}; {again}", ""
+        end = f"systemd gave up {_since(server)}, after {starts}"
+        if head.memory_stop and STAYS_DOWN in head.memory_stop.after:
+            end = f"stopped {_since(server)}, after {head.starts} starts, for memory"
+        yield f"{end}; {again}", ""
 
 
 def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
@@ -469,9 +473,10 @@ def _notes(cluster: Cluster, condition: ServerCondition, states: _States) -> Lin
     if condition.speed:
         yield from _speed_notes(condition.speed)
 
+    stops = [state.memory_stop.text for _node, state in states if state.memory_stop]
     for node, state in states:
         yield from _node_notes(node, state)
-        yield from _memory_notes(node, state, cluster.memory_unit)
+        yield from _memory_notes(node, state, cluster.memory_unit, stops)
 
     for node, state in states:
         if state.successor and state.serves:
@@ -517,14 +522,20 @@ def _node_notes(node: Remote, state: NodeState) -> Lines:
         yield lead_word("killed") + f"{name}: {kill}, for memory"
 
 
-def _memory_notes(node: Remote, state: NodeState, guard: str) -> Lines:
-    """Yield what the memory guard of a node says: now, and when it last ended the rank."""
+def _memory_notes(
+    node: Remote, state: NodeState, guard: str, stops: Sequence[str]
+) -> Lines:
+    """Yield what the memory guard of a node says: now, and when it last ended the rank.
+
+    A worker's kill is among the ``stops`` a second time, with its name: as the head was told of it.
+    """
     name = node.destination
     unit = state.unit(guard)
     if unit and unit.text:
         yield lead_word("memory") + f"{name}: {unit.text}"
 
-    if stop := state.memory_stop:
+    stop = state.memory_stop
+    if stop and f"{name}: {stop.text}" not in stops:
         clock = time.strftime("%F %T", time.localtime(min(abs(stop.time), _LATEST)))
         text = "; ".join(filter(None, (stop.text, stop.after)))
         yield lead_word("memory") + f"{clock} {name}: {text}"

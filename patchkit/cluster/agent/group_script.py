@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchkit.cluster.agent.memory_record import (
+    STAYS_DOWN,
     encode_stop,
     parse_stop,
     read_stop,
@@ -200,7 +201,7 @@ def ended(settings: Settings) -> None:
 
     after = f"the next start takes {stop.missing} GiB less: {flag}"
     if trouble:
-        after = f"it stays down: {trouble}; `patchkit up` starts it again"
+        after = f"{STAYS_DOWN}{trouble}; `patchkit up` starts it again"
         run_tool(*_SYSTEMCTL, "stop", "--no-block", settings["unit"])
     write_stop(settings["name"], replace(stop, after=after))
     say(f"memory: {after}")

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from patchkit.foreign import read_count, read_json
 
+STAYS_DOWN = "it stays down: "
+"""Begins what becomes of a start that has no next one."""
+
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOST = 4096  # bytes of a file
 _LONGEST = 600  # characters of a text

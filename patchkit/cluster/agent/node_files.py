@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from patchkit.cluster.agent.memory_record import record_path
 from patchkit.cluster.ssh.answer import LEASE
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import holder, locked
@@ -114,6 +115,9 @@ def put_files(name: str, files: Mapping[str, str]) -> None:
         for path in list(_placed_files(folder)):
             if path.name not in files:
                 path.unlink()
+        # A start by a person takes the planned cache, and was not ended for memory.
+        for ending in ("json", "env"):
+            record_path(name, ending).unlink(missing_ok=True)
         for file in sorted(files, key=lambda file: file == "group.json"):
             _put_file(folder, file, files[file])
 

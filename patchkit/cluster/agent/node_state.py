@@ -16,11 +16,7 @@ from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.health import GpuState, gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
-from patchkit.cluster.agent.memory_record import (
-    MemoryStop,
-    read_stop,
-    record_path,
-)
+from patchkit.cluster.agent.memory_record import MemoryStop, read_stop
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
 from patchkit.cluster.agent.processes import (
@@ -280,10 +276,7 @@ def begin_group(name: str) -> str:
     """
     now = f"@{time.time():.6f}"
     unit = f"patchkit-{name}.service"
-    # A start by a person does not count with earlier failures towards systemd's limit, and takes
-    # the planned cache.
-    for ending in ("json", "env"):
-        record_path(name, ending).unlink(missing_ok=True)
+    # A start by a person does not count with earlier failures towards systemd's limit.
     run_for_user("systemctl", "reset-failed", unit)
     run_for_user("systemctl", "enable", "--quiet", unit, check=True)
     run_for_user("systemctl", "restart", "--no-block", unit, check=True)

@@ -315,7 +315,7 @@ def _plan_rank(
     node = _decide_rank(cluster, number, facts, model, choice, head)
     choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
     request = _serve_request(cluster, number, facts, model, node)
-    memory = _smallest_memory(cluster, facts, all_facts, node)
+    memory = _smallest_memory(cluster, all_facts, node)
     request = replace(request, choice=choice, memory=memory)
     command = serve_args(request, load_flag_rules())
 
@@ -348,12 +348,18 @@ def _plan_rank(
 
 
 def _smallest_memory(
-    cluster: ClusterFile, own: NodeFacts, facts: Sequence[NodeFacts], node: Node
+    cluster: ClusterFile, facts: Sequence[NodeFacts], node: Node
 ) -> MemoryPool:
-    """Return the memory of the smallest node like this one: all ranks need equal flags."""
-    hosts = [row.host for row in facts if row.host.target == own.host.target]
-    pools = [memory_pool(host, node, cluster.serve.memory_floor) for host in hosts]
-    return min(pools, key=lambda pool: pool.gib or math.inf)
+    """Return the memory of the smallest node, of any device: all ranks need equal flags."""
+    serve = cluster.serve
+    pools = []
+    for row in facts:
+        target = serve.target or (row.host.target if row.host.gpus else node.target)
+        as_there = replace(node, target=target)
+        pools.append(memory_pool(row.host, as_there, serve.memory_floor))
+
+    smallest = min(pools, key=lambda pool: pool.gib or math.inf)
+    return replace(smallest, shared=any(pool.shared for pool in pools))
 
 
 def _serve_request(

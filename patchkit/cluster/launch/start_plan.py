@@ -23,7 +23,7 @@ from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.memory.plan import SHARE
 from patchkit.units import KIB_PER_GIB
@@ -50,13 +50,14 @@ class GroupPlan:
     """The plan of a start: its units, and the files of each node, name to content.
 
     ``former`` are the files that each node has now, ``states`` the states of the nodes. All lists
-    are by rank.
+    are by rank. ``notes`` say what was not checked.
     """
 
     units: GroupUnits
     files: list[dict[str, str]]
     former: list[dict[str, str]]
     states: list[NodeState]
+    notes: Texts
 
 
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
@@ -94,12 +95,13 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
     states = require_all(cluster.states())
-    require_memory(cluster, ranks, states)
+    notes = require_memory(cluster, ranks, states)
     return GroupPlan(
         units=units,
         files=units.node_files(),
         former=[node.files for node in facts],
         states=states,
+        notes=notes,
     )
 
 
@@ -159,15 +161,19 @@ def _require_same_model(
 
 def require_memory(
     cluster: Cluster, ranks: Sequence[PlannedRank], states: Sequence[NodeState]
-) -> None:
+) -> Texts:
     """Raise HostError for a node on which others leave too little memory for its rank.
 
-    A former start of the same cluster is stopped first, so that nothing is asked beside it.
+    A former start of the same cluster is stopped first, so that nothing is asked beside it. Return
+    where that is.
     """
-    if any(state.serves or state.processes or state.containers for state in states):
-        return
-
+    notes = []
     for node, rank, state in zip(cluster.nodes, ranks, states, strict=True):
+        if state.left:
+            text = f"its free memory was not checked: {state.left}"
+            notes.append(f"{node.destination}: {text}, and is stopped first")
+            continue
+
         memory = rank.facts.host.memory
         plan = rank.command.plan
         if plan is None or memory is None or not plan.pool.shared:
@@ -186,6 +192,7 @@ def require_memory(
                 share = f'"{SHARE}", "{plan.share_within(free_gib):.2f}"'
                 error.hint += f"; or a smaller cache: {share} in `args` of [serve]"
             raise error
+    return tuple(notes)
 
 
 def _memory_error(node: Remote, state: NodeState, what: str) -> HostError:

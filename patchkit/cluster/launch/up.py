@@ -175,6 +175,8 @@ def _start_group(
         _watch_again(cluster, head, watcher)
         return ""
 
+    for text in plan.notes:
+        watcher.note(text)
     for text in end_left_nodes(cluster, states):
         watcher.note(f"left: {text}")
 

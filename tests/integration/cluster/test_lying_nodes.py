@@ -772,6 +772,31 @@ def test_status_tells_of_a_node_s_troubles(nodes, capsys, fields, says, cure):
     assert cure in plain
 
 
+def test_a_kill_on_a_worker_is_told_once(nodes, capsys):
+    """The head has it from the worker's end of the link, with what becomes of the next start."""
+    head, end = state()
+    well = json.loads(head.removeprefix(MARK))["value"]
+    rank, *others = well["units"]
+    guard = others[-2]
+    stays = "it stays down: no smaller cache is tried; `patchkit up` starts it again"
+    told = {**KILL, "text": "spark-2: 1.9 GiB left", "after": stays}
+    failed = {**rank, "active": "failed", "sub": "failed"}
+    ended = {**well, "units": [failed, *others], "memory_stop": told}
+    worker = {**well, "units": [rank, guard], "memory_stop": {**KILL, "after": ""}}
+    nodes.lie(
+        {
+            "spark-1": {"read_node_state": (value(ended), end), **journal(LINE)},
+            "spark-2": {"read_node_state": (value(worker), end)},
+        }
+    )
+    _code, said = ask(capsys, "status")
+    plain = " ".join(said.split())
+    assert plain.count("spark-2: 1.9 GiB left; it stays down") == 1
+    assert plain.count("1.9 GiB left") == 1
+    assert "starts, for memory; `patchkit up` starts it again" in plain
+    assert "gave up" not in plain
+
+
 def test_logs_show_all_ranks_by_time_without_secrets(nodes, capsys):
     later = {**LINE, "time": 900_000_000, "text": "loading"}
     first = {

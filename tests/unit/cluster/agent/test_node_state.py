@@ -8,6 +8,7 @@ from venv import EnvBuilder
 
 import pytest
 
+from patchkit.cluster.agent.memory_record import record_path, write_record
 from patchkit.cluster.agent.node_facts import look_at_node
 from patchkit.cluster.agent.node_files import put_files
 from patchkit.cluster.agent.node_state import (
@@ -65,6 +66,13 @@ def test_a_node_that_is_the_head_no_more_starts_nothing_at_a_boot(
     """It may have been the head of the former start, whose unit is enabled."""
     put_files("x", {UNIT: text, "group.json": "{}"})
     assert (f"disable --quiet {UNIT}" in asked()) is disabled
+
+
+def test_a_start_by_a_person_begins_with_the_planned_cache_on_each_node(asked):
+    write_record("x", "json", b"{}")
+    write_record("x", "env", b"PATCHKIT_MISSING=2.0")
+    put_files("x", {UNIT: "[Unit]\n"})
+    assert not [*record_path("x", "json").parent.iterdir()]
 
 
 def test_the_end_of_a_group_leaves_no_helper_of_a_former_head(asked):

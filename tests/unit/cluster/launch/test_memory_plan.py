@@ -132,13 +132,19 @@ def test_a_node_may_send_any_checkpoint(tmp_path, changes):
     assert rank.command.words[:2] == ("vllm", "serve")
 
 
-def test_all_ranks_are_planned_for_the_smallest_node(tmp_path):
+@pytest.mark.parametrize("device", ["", "thor"])
+def test_all_ranks_are_planned_for_the_smallest_node(tmp_path, device):
+    """Also where the smallest one is another device."""
     args = ("--max-model-len", "8192", SHARE, "1")
     file = cluster("spark-1", "spark-2", args=args)
-    facts = [
-        facts_with(tmp_path, 110, total, node, models=THERE)
-        for node, total in enumerate((121, 119))
-    ]
+    spark = facts_with(tmp_path, 110, models=THERE)
+    other = facts_with(tmp_path, 110, 119, 1, models=THERE)
+    if device:
+        file = replace(file, serve=replace(file.serve, topology="hetero"))
+        thor = node_facts(tmp_path, "thor", node=1).host
+        host = replace(thor, memory=other.host.memory)
+        other = replace(other, host=host, ptxas="/cuda/bin/ptxas")
+    facts = [spark, other]
     ranks = planned_ranks(file, facts, served_model(file, FOLDER))
     head, worker = (rank.command for rank in ranks)
     assert head.plan == worker.plan
@@ -166,6 +172,20 @@ def test_vllm_takes_its_share_at_once(tmp_path, available, args, says):
         require_memory(file, ranks, states)
     hint = f'"{SHARE}", "0.70" in `args`'
     assert (hint in caught.value.hint) is (available == 90 and not args)
+
+
+def test_a_former_start_is_no_reason_to_check_nothing_elsewhere(tmp_path):
+    """Its node alone is not checked, and that is said."""
+    file = cluster("spark-1", "spark-2")
+    facts = [facts_with(tmp_path, 20, node=node) for node in range(2)]
+    ranks = planned_ranks(file, facts, served_model(file, MODEL))
+    left = state(**STOPPED | {"processes": (7,)})
+    with pytest.raises(HostError, match=r"spark-2: the model needs .* and 20 are free"):
+        require_memory(file, ranks, [left, state(**STOPPED)])
+
+    note = "spark-1: its free memory was not checked: processes are left: 7, and is"
+    said, _other = require_memory(file, ranks, [left, left])
+    assert said.startswith(note)
 
 
 @pytest.mark.parametrize(
