@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path, PurePath
@@ -46,10 +45,13 @@ _UNIT_VARIABLES = ("Environment", "DefaultEnvironment", "PassEnvironment")
 _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 
 _CONTINUATION = "\\\n"
+# A comment or an empty line of a Dockerfile, which does not end an instruction around it, and the
+# blanks behind a backslash.
+_SKIPPED = re.compile(r"(?m)^[ \t]*#.*$|(?<=\\\n)[ \t]*$|\\[ \t]+$")
 _EXEC_FORM = re.compile(
-    r"(?P<head>\s*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)"
-    r'(?P<words>\[(?:\s|\\\n|,|"(?:[^"\\]|\\.)*")*\])\s*',
-    re.IGNORECASE | re.DOTALL,
+    r"^(?P<head>[ \t]*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)"
+    r'(?P<words>\[(?:\s|\\\n|,|"(?:[^"\\]|\\.)*")*\])[ \t]*$',
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
 _JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 
@@ -332,9 +334,9 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
     reader = CommandReader(content)
     place = Place()
     entrypoint: list[Word] = []
-    instructions = map(_spell_exec_form, _split_instructions(text))
+    continued = _SKIPPED.sub(r"\\", text)
 
-    for statement in split_statements("\n".join(instructions)):
+    for statement in split_statements(_EXEC_FORM.sub(_spell_exec_form, continued)):
         first, *words = statement.words
         name = first.text.upper()
 
@@ -362,31 +364,11 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
                 reader.read_command(statement.words, place)
 
 
-def _split_instructions(text: str) -> Iterator[str]:
-    """Yield each instruction of a Dockerfile, with its continuation lines."""
-    lines: list[str] = []
-
-    for line in text.split("\n"):
-        if lines and not lines[-1].endswith("\\"):
-            yield "\n".join(lines)
-            lines = []
-
-        # A comment or an empty line does not end an instruction that continues below it.
-        is_skipped = lines and re.match(r"\s*(#|$)", line)
-        lines.append("\\" if is_skipped else line.rstrip())
-
-    yield "\n".join(lines)
-
-
-def _spell_exec_form(instruction: str) -> str:
+def _spell_exec_form(form: re.Match[str]) -> str:
     """Return an instruction in exec form (its words are a JSON list) as shell words.
 
-    The number of lines stays the same. Any other instruction is returned unchanged.
+    The number of lines stays the same.
     """
-    form = _EXEC_FORM.fullmatch(instruction)
-    if form is None:
-        return instruction
-
     return form["head"] + _JSON_PIECE.sub(_spell_json_piece, form["words"])
 
 

@@ -132,7 +132,7 @@ YAML_SERVERS = [
 ]
 DOCKERFILES = [
     (
-        "FROM a\nENV A_B c d\nENV E_F=g \\\n  # no\n  H_I='j k'\n",
+        "FROM a\nENV A_B c d\nENV E_F=g \\ \n  # no\n  H_I='j k'\n",
         ["3 E_F=g", "5 H_I=j k"],
     ),
     ("FROM a\nARG X=1\nENV D_E=$X\nRUN echo 'export D_E=f'\n", ["3 D_E?"]),
