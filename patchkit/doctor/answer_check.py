@@ -32,13 +32,19 @@ def check_answers(
 ) -> Sequence[Finding]:
     """Return the findings about the answers of a cluster's model, and keep the answers.
 
-    Without ``port``, the server is the one that `up` started. ``accept`` takes the answers for
-    right, whatever the model answered before. A server that cannot be asked is a finding.
+    The server is at ``port``; for 0 where `up` started it, or else at the default port. ``accept``
+    takes the answers for right, whatever the model answered before. A server that cannot be asked
+    is a finding.
     """
     head = cluster.head
-    url = f"http://127.0.0.1:{port}" if port else ""
     try:
-        answers = head.call(ModelAnswers, ask_model, url=url, cluster=cluster.name)
+        answers = head.call(
+            ModelAnswers,
+            ask_model,
+            url=f"http://127.0.0.1:{port or cluster.serve.port}",
+            cluster=cluster.name,
+            is_named=port > 0,
+        )
     except PatchkitError as error:
         return [unchecked("answers", head.destination, error.what, error.hint)]
 

@@ -179,6 +179,7 @@ def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
         "answered": True,
     }
     yield GOOD + f"{model} answers"
+    tell(dim("  asking it what it should know, for 90 s at most"))
     findings = check_answers(cluster)
     yield {"answers": [finding.fields() for finding in findings]}
     yield from (finding.what for finding in findings if finding.level is Level.OK)

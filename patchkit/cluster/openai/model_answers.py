@@ -16,6 +16,7 @@ from typing import Any
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start, read_fingerprints
 from patchkit.cluster.agent.group_script import read_answer
 from patchkit.cluster.agent.node_files import unit_folder
+from patchkit.cluster.agent.node_state import read_settings
 from patchkit.cluster.openai.server_answers import FoundServer, find_server
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import positive_number, whole_number
@@ -91,14 +92,21 @@ class ModelAnswers:
     seconds: float = 0.0
 
 
-def ask_model(url: str = "", cluster: str = "", seconds: float = 90.0) -> ModelAnswers:
+def ask_model(
+    url: str,
+    cluster: str = "",
+    *,
+    is_named: bool = True,
+    seconds: float = 90.0,
+) -> ModelAnswers:
     """Ask the first model of a server all questions for which there is time.
 
-    Without ``url``, asks the server that `patchkit up` started last for ``cluster`` on this node.
-    A question without a reply is reported in the result. Raises HostError if the server names no
-    model.
+    Unless the user has named ``url``, asks the server that `patchkit up` started last for
+    ``cluster`` on this node, if there is one. A question without a reply is reported in the result.
+    Raises HostError if the server names no model.
     """
-    place = find_server(url, cluster)
+    started = "" if is_named else str(read_settings(cluster).get("url", ""))
+    place = find_server(started or url, cluster)
     listing = place.server.ask("/v1/models")
     model = listing.value("data", 0, "id")
     if not isinstance(model, str):

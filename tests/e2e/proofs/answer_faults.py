@@ -76,6 +76,34 @@ class Faults:
             blocks.copy_((blocks / scales * 6).round() / 6 * scales[order])
         return layer
 
+    def _fp8(self, model: Any, dice: random.Random) -> str:
+        """No fault: all experts as FP8 holds them, with a scale for each row."""
+        for weight in self._all_experts(model):
+            scale = weight.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448
+            weight.copy_(
+                (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+            )
+        return "all experts in FP8"
+
+    def _fp4(self, model: Any, dice: random.Random) -> str:
+        """No fault: all experts as NVFP4 holds them, with a scale for each block of 16."""
+        steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        for weight in self._all_experts(model):
+            blocks = weight.reshape(-1, 16).float()
+            scale = blocks.abs().amax(1, keepdim=True).clamp_min(1e-12) / 6
+            nearest = ((blocks / scale).abs()[..., None] - steps).abs().argmin(-1)
+            made = steps[nearest] * blocks.sign() * scale
+            weight.copy_(made.reshape(weight.shape))
+        return "all experts in NVFP4"
+
+    def _all_experts(self, model: Any) -> list[torch.Tensor]:
+        parameters = model.named_parameters()
+        return [
+            self._keep(weight)
+            for name, weight in parameters
+            if ".w13_" in name or ".w2_" in name
+        ]
+
     def _rope(self, model: Any, dice: random.Random) -> str:
         """The positions are wrong: another base, or no rotation."""
         table = next(

@@ -43,6 +43,8 @@ PARSER = ("--enable-auto-tool-choice", "--tool-call-parser")
 GOOD_PARSER = (*PARSER, "hermes")
 BASE = ("--dtype", "bfloat16", "--enforce-eager", *GOOD_PARSER)
 LIVE = ("scale", "swap", "rope", "zero", "noise", "stale", "nan")
+# No faults: what another format of the weights does.
+FORMATS = ("fp8", "fp4")
 # Flags of a start that is wrong.
 BY_FLAGS = {
     "template": (
@@ -186,8 +188,8 @@ def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
         for number in range(runs if "healthy" in kinds else 1):
             detail = f"bfloat16, eager {number}"
             rows += [ask_and_judge("healthy", detail, healthy, work)]
-        for kind in sorted(kinds.intersection(LIVE)):
-            for seed in range(runs):
+        for kind in sorted(kinds.intersection(LIVE + FORMATS)):
+            for seed in range(1 if kind in FORMATS else runs):
                 post("/reset_prefix_cache")
                 detail = json.loads(
                     post("/collective_rpc", method="damage", args=[kind, str(seed)])
@@ -233,7 +235,7 @@ def main() -> None:
     wrong = "{%- for message in messages -%}[INST] {{ message['content'] }} [/INST]{%- endfor -%}"
     (model / "wrong.jinja").write_text(wrong)
 
-    kinds = set(given.kinds) or {"healthy", *LIVE, *BY_FLAGS}
+    kinds = set(given.kinds) or {"healthy", *LIVE, *FORMATS, *BY_FLAGS}
     rows = prove(model, given.work, given.runs, kinds)
     if given.write:
         TABLE.parent.mkdir(exist_ok=True)
@@ -251,7 +253,9 @@ def main() -> None:
         if row.kind == "healthy" and "error" in row.first + row.later
     ]
     missed = [
-        row for row in rows if row.kind != "healthy" and not (row.first + row.later)
+        row
+        for row in rows
+        if row.kind not in ("healthy", *FORMATS) and not (row.first + row.later)
     ]
     print(f"{len(rows)} runs; accused though healthy: {len(accused_healthy)}")
     print(

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cluster.agent.fingerprint import keep_fingerprint, last_judgement
+from patchkit.cluster.launch.cluster_file import ServeChoices
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.cluster.ssh.node import Remote
+from patchkit.doctor.answer_check import check_answers
 from patchkit.doctor.answers import (
     AnswerCase,
     answer_findings,
@@ -154,6 +157,26 @@ def test_a_server_whose_chances_are_no_numbers(monkeypatch, tmp_path):
         answers = Remote("localhost").call(ModelAnswers, ask_model, url=server.url)
     (found,) = answer_findings("spark-1", case(answers))
     assert (found.level, found.about) == (Level.ERROR, "answers-failed")
+
+
+def test_the_check_asks_judges_and_keeps(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ModelServer(models=("tiny",)) as server:
+        port = int(server.url.rpartition(":")[2])
+        findings = check_answers(cluster_here(), port=port)
+        served = cluster_here(serve=ServeChoices(port=port))
+        assert check_answers(served) != []  # nothing was started: the default port
+    assert about(findings, Level.WARNING) == {
+        f"answers-{kind}" for kind in ("fact", "chat", "tool", "needle")
+    }
+    (hint,) = (each.hint for each in findings if each.about == "answers-chat")
+    assert hint.endswith(f", then: patchkit doctor --answers --port {port}")
+    assert last_judgement("", "tiny").endswith(
+        "0 of 8 facts: France: 'ready', weekdays: 'ready', numbers: 'ready'"
+    )
+
+    (silent,) = check_answers(cluster_here(), port=port)
+    assert (silent.level, silent.about) == (Level.UNKNOWN, "answers")
 
 
 def test_fingerprints_are_kept_and_read(monkeypatch, tmp_path):
