@@ -18,8 +18,9 @@ _TEXTS = "answers.toml"
 _SHOWN = 60  # characters of a text of the model
 _NEVER = 20.0  # nats a token: another tokenizer
 _WORST = 700.0  # nats a token: a float holds no larger perplexity
-_CERTAIN = 1e-9  # the least chance of another token
+_CERTAIN = 1e-6  # the least chance of another token
 _FAILED = 500  # statuses of HTTP from here on are the server's fault
+_SUMMED = (Level.ERROR, Level.OK)
 _Judged = Iterator[tuple[str, Mapping[str, object]]]
 
 
@@ -117,7 +118,7 @@ def fingerprint(
 ) -> Fingerprint:
     """Return what is kept of the answers; ``now`` is in seconds since 1970."""
     levels = [finding.level for finding in findings]
-    texts = [finding.what for finding in findings]
+    texts = [finding.what for finding in findings if finding.level in _SUMMED]
     return Fingerprint(
         start=case.answers.start,
         time=now,
@@ -171,11 +172,9 @@ def _judge_passages(case: AnswerCase) -> _Judged:
     wrong = case.wrong("fact")
     knows_little = len(wrong) > _BOUNDS.facts
 
-    if knows_little and high == list(figures) != []:
-        yield "garbage", {}
-        return
     if figures:
-        yield "right", {}
+        knows_nothing = knows_little and len(high) == len(figures)
+        yield "garbage" if knows_nothing else "right", {}
     if knows_little:
         yield "fact", {"wrong": _quote(wrong)}
     for name in high:
@@ -254,8 +253,10 @@ def _answer_gap(first: Reply, second: Reply) -> float:
 
     That one counts by how certain the first answer was of its own.
     """
-    pairs = zip(first.tokens, second.tokens, strict=False)
-    same = sum(1 for _pair in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if len(first.tokens) != len(second.tokens):
+        return _NEVER
+    pairs = zip(first.tokens, second.tokens, strict=True)
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     gap = _gap(first.logprobs[:same], second.logprobs[:same])
     for logprob in first.logprobs[same : same + 1]:
         chance = math.exp(logprob)

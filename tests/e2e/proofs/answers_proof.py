@@ -31,6 +31,7 @@ TABLE = Path(__file__).parents[2] / "data" / "answers" / "proof.tsv"
 PORT = 8137
 URL = f"http://127.0.0.1:{PORT}"
 START_SECONDS = 900
+HEALTHY_RUNS = 4  # of each healthy start
 # vLLM's own variables for a small machine; the development mode has the way to the worker.
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -185,7 +186,7 @@ def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
         ask_model(URL, seconds=600)  # the first one is slow
         healthy = ask_model(URL, seconds=600)
         (work / "healthy.json").write_text(encoded(healthy))
-        for number in range(runs if "healthy" in kinds else 1):
+        for number in range(HEALTHY_RUNS if "healthy" in kinds else 1):
             detail = f"bfloat16, eager {number}"
             rows += [ask_and_judge("healthy", detail, healthy, work)]
         for kind in sorted(kinds.intersection(LIVE + FORMATS)):
@@ -199,17 +200,15 @@ def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
         post("/reset_prefix_cache")
         rows.append(ask_and_judge("healthy", "mended", healthy, work))
 
-    others = {
-        name: ("healthy", flags)
-        for name, flags in HEALTHY.items()
-        if flags != BASE and "healthy" in kinds
-    }
-    others |= {name: (name, flags) for name, flags in BY_FLAGS.items() if name in kinds}
+    others = {name: (name, flags) for name, flags in BY_FLAGS.items() if name in kinds}
+    if "healthy" in kinds:
+        others |= {name: ("healthy", flags) for name, flags in HEALTHY.items()}
+        del others["bfloat16, eager"]
     for name, (kind, flags) in others.items():
         try:
             with served(model, flags, work / f"{name}.log"):
-                for run in range(runs):
-                    detail = name if kind == "healthy" else str(run)
+                for run in range(HEALTHY_RUNS if kind == "healthy" else runs):
+                    detail = f"{name} {run}"
                     rows.append(ask_and_judge(kind, detail, healthy, work))
         except RuntimeError as error:
             print(f"{name}: not served here: {error}"[-400:], flush=True)
