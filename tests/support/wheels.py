@@ -6,11 +6,20 @@ import json
 import platform
 import zipfile
 
+from patchkit.wheel.device.inspect import inspect_wheel
+from patchkit.wheel.file.wheelfile import WheelFile
+
 CPU = platform.machine()
 OTHER_CPU = "aarch64" if CPU != "aarch64" else "x86_64"
 HERE, ELSEWHERE = (f"py3-none-manylinux_2_17_{cpu}" for cpu in (CPU, OTHER_CPU))
 
 _FILES = {"nvidia-nccl-cu13": "nvidia/nccl/lib/libnccl.so.2"}
+
+
+def inspected_wheel(path):
+    """Return the libraries and programs of a wheel, with their device code."""
+    with WheelFile(path) as wheel:
+        return inspect_wheel(wheel)
 
 
 def write_wheel(

@@ -54,7 +54,7 @@ def inspected_blocks(file: Path, target: Target) -> Blocks:
         yield from _wheel_blocks(file, target, fields)
         return
 
-    (binary,) = inspect_file(file)
+    binary = inspect_file(file)
     sha256 = sha256_of(file)
     binary_fields = _binary_fields(binary, target) | {"sha256": sha256}
     yield fields | {"binaries": [binary_fields]}

@@ -111,18 +111,14 @@ def _summarize(entries: Iterable[CodeEntry], section: str) -> list[CodeSummary]:
     return sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3]))
 
 
-def inspect_file(path: Path) -> tuple[Binary, ...]:
-    """Read a shared library, or each library and program in a wheel.
+def inspect_file(path: Path) -> Binary:
+    """Read a shared library.
 
-    Raises UsageError if there is no such file, SourceError if it is damaged or of another kind, and
-    as ``inspect_wheel`` does.
+    Raises UsageError if there is no such file, SourceError if it is damaged or of another kind.
     """
     require_file(path, "give a shared library or a wheel")
-    if path.suffix == ".whl":
-        with WheelFile(path) as wheel:
-            return inspect_wheel(wheel)
     with path.open("rb") as stream:
-        return (_read_binary(path.name, stream, str(path)),)
+        return _read_binary(path.name, stream, str(path))
 
 
 def inspect_wheel(
@@ -182,7 +178,7 @@ def prove_exact(
     binary: Binary,
     target: Target,
     *,
-    cpu: str | None = None,
+    cpu: str,
 ) -> None:
     """Raise ProofError unless a library's own kernels are built for the target, and nothing else.
 
@@ -190,14 +186,13 @@ def prove_exact(
     some libraries, which ``recipes/wheel_rules.toml`` names, it may be for the target's family. Two
     things are ignored: kernels that NCCL's makefiles always add (``recipes/nccl/kernels.toml``)
     and PTX beside exact machine code, which the driver never compiles on the target. ``cpu`` is the
-    CPU of the build; default: the target's. The error also tells a library for another CPU.
+    CPU of the build: a library for another one is an error, too.
     """
     machine = binary.library.machine
-    if machine != (cpu or target.cpu):
+    if machine != cpu:
         raise ProofError(
-            f"{binary.name} is for {machine}, not for {cpu or target.cpu}",
+            f"{binary.name} is for {machine}, not for {cpu}",
             why="the compiler of the host code was one for another CPU",
-            hint="" if cpu else f"build it for {target.cpu}, the CPU of {target.title}",
         )
 
     exact = 0

@@ -59,7 +59,7 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
             binaries = inspect_wheel(wheel)
         return tuple(_list_binaries(binaries, target, name.project))
 
-    return tuple(_list_binaries(inspect_file(path), target, ""))
+    return tuple(_list_binaries([inspect_file(path)], target, ""))
 
 
 def first_use_entries(binaries: Binaries, target: Target) -> Entries:
@@ -113,10 +113,9 @@ def list_installed(
                 continue
 
             try:
-                (binary,) = inspect_file(site / path)
+                binary = replace(inspect_file(site / path), name=path)
             except SourceError:
                 continue  # a linker's script, or damaged: the loader does not take it either
-            binary = replace(binary, name=path)
             yield from _list_binaries([binary], target, project)
 
 

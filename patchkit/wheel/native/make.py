@@ -55,7 +55,7 @@ def make_native(
     cannot be assembled. Raises SourceError for a file that is no library, ProofError if a result is
     not what it has to be, StorageError.
     """
-    binaries = {name: inspect_file(path)[0] for name, path in files.items()}
+    binaries = {name: inspect_file(path) for name, path in files.items()}
     # PTX without a suffix uses nothing that only some devices have: its machine code needs no "a".
     number = "{}{}".format(*target.capability)
     jobs: dict[str, list[Job]] = defaultdict(list)
@@ -141,7 +141,7 @@ def _write_library(
         }
     replace_device_code(source, dest, pieces)
 
-    (after,) = inspect_file(dest)
+    after = inspect_file(dest)
     groups = zip(binary.fat_binaries, after.fat_binaries, strict=True)
     for old, new in groups:
         place = old[0].container

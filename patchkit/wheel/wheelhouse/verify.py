@@ -315,7 +315,7 @@ def _find_inexact(wheel: ListedWheel, target: Target) -> Findings:
         yield finding(ProofError, filename, "holds no library", "build it again")
     for binary in wheel.binaries:
         try:
-            prove_exact(binary, target, cpu=wheel.facts.get("machine"))
+            prove_exact(binary, target, cpu=wheel.facts.get("machine", target.cpu))
         except ProofError as error:
             yield finding(ProofError, filename, error.what, error.hint, error.why)
 

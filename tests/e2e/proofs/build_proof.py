@@ -34,6 +34,7 @@ from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.libraries import compiled_sources
 from support.small_torch import site
 from support.torch_questions import answers, questions
+from support.wheels import inspected_wheel
 from tools import run_program
 
 GB10 = targets()["gb10"]
@@ -188,7 +189,7 @@ def check_objects(root: Path, folder: Path) -> None:
         target = compiled_object(root, ending)
         library = folder / "object.so"
         subprocess.run(["g++", "-shared", "-o", str(library), str(target)], check=True)
-        (binary,) = inspect_file(library)
+        binary = inspect_file(library)
         if binary.load(GB10) is not Load.EXACT:
             raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
         print(f"{target.name}: {[code.name for code in binary.codes]}")
@@ -197,7 +198,7 @@ def check_objects(root: Path, folder: Path) -> None:
 def check_wheel(told: Mapping[str, Any]) -> None:
     """Check what a user would see of a wheel; ``told`` is what its build answered."""
     wheel = Path(told["wheel"])
-    for binary in inspect_file(wheel):
+    for binary in inspected_wheel(wheel):
         if binary.library.rpath or binary.library.runpath:
             raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
     with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from patchkit.source.releases import LockEntry
-from patchkit.wheel.device.inspect import LIVE, inspect_file
+from patchkit.wheel.device.inspect import LIVE
+from support.wheels import inspected_wheel
 
 DATA = Path(__file__).parents[2] / "data"
 LIBRARIES = DATA / "libraries"
@@ -80,7 +81,7 @@ def cuobjdump(wheel_of, tmp_path_factory):
 @pytest.mark.parametrize("name", WHEELS)
 def test_cuobjdump_lists_the_same(name, wheel_of, cuobjdump, tmp_path):
     path = wheel_of(WHEELS[name])
-    binaries = inspect_file(path)
+    binaries = inspected_wheel(path)
     assert (
         sum(bool(b.live or b.relocatable) for b in binaries) == WHEELS[name]["binaries"]
     )

@@ -300,7 +300,7 @@ def test_a_tag_never_promises_less_than_the_libraries_need(
 def test_ptx_that_older_drivers_do_not_compile_is_told(run, tmp_path, version):
     flash = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
     data = bytearray((LIBRARIES / "ptx-aarch64.so").read_bytes())
-    (binary,) = inspect_file(LIBRARIES / "ptx-aarch64.so")
+    binary = inspect_file(LIBRARIES / "ptx-aarch64.so")
     for entry in binary.live:
         major, minor = version
         data[entry.offset + 24 : entry.offset + 28] = bytes([minor, 0, major, 0])

@@ -91,7 +91,7 @@ LINKED = [
 
 
 def test_what_was_compiled_is_linked(commands):
-    binaries = inspect_file(LIBRARIES / "gb10.so")
+    binaries = [inspect_file(LIBRARIES / "gb10.so")]
     (said,) = prove_compiled(commands(*LINKED), binaries, GB10)
     assert said == "gb10.so: 2 of 3 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
 
@@ -110,7 +110,7 @@ def test_what_was_compiled_is_linked(commands):
 def test_what_is_missing_is_told(commands, more, said):
     with pytest.raises(ProofError) as failed:
         prove_compiled(
-            commands(*LINKED, more), inspect_file(LIBRARIES / "gb10.so"), GB10
+            commands(*LINKED, more), [inspect_file(LIBRARIES / "gb10.so")], GB10
         )
     assert said in failed.value.what
 

@@ -16,7 +16,7 @@ from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.target import Arch, Load, parse_arch, targets
 from patchkit.wheel.device.inspect import LIVE, inspect_file, prove_exact
-from support.wheels import write_zip
+from support.wheels import inspected_wheel, write_zip
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10, H200 = targets()["gb10"], targets()["h200"]
@@ -24,8 +24,7 @@ WHEEL = "nvidia_nccl_cu13-2.29.7+gb10.1a2b3c-py3-none-manylinux_2_35_aarch64.whl
 
 
 def only(name: str):
-    (binary,) = inspect_file(LIBRARIES / f"{name}.so")
-    return binary
+    return inspect_file(LIBRARIES / f"{name}.so")
 
 
 def test_archs_and_kinds():
@@ -90,7 +89,7 @@ def changed(tmp_path: Path, name: str, changes: dict[int, dict], section: str = 
             struct.pack_into(layout, data, places[number] + offset, value)
     path = tmp_path / f"{name}.so"
     path.write_bytes(data)
-    return inspect_file(path)[0]
+    return inspect_file(path)
 
 
 def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path):
@@ -129,7 +128,7 @@ def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path
 )
 def test_a_build_that_is_not_exact_names_what_offends(tmp_path, change, says):
     with pytest.raises(ProofError) as caught:
-        prove_exact(changed(tmp_path, "gb10", change), GB10)
+        prove_exact(changed(tmp_path, "gb10", change), GB10, cpu="aarch64")
     text = str(caught.value)
     assert text.startswith("gb10.so is not exact for NVIDIA DGX Spark (GB10)")
     assert not [words for words in says if words not in text], text
@@ -157,13 +156,13 @@ def test_every_library_of_a_wheel_is_inspected(tmp_path):
         ),
         ("nvidia/nccl/lib/", b""),
     )
-    first, second = inspect_file(path)
+    first, second = inspected_wheel(path)
     assert second.name == "nvidia/nccl/lib/not-named-so"
     assert (first.name, first.codes) == (
         "nvidia/nccl/lib/libnccl.so.2",
         only("gb10").codes,
     )
-    prove_exact(first, GB10)
+    prove_exact(first, GB10, cpu="aarch64")
 
 
 def test_the_cpu_in_the_name_of_a_wheel(tmp_path):
@@ -177,7 +176,7 @@ def test_the_cpu_in_the_name_of_a_wheel(tmp_path):
             tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name
         )
         if platform != "linux_x86_64":
-            assert inspect_file(path)[0].library.machine == "aarch64"
+            assert inspected_wheel(path)[0].library.machine == "aarch64"
     refused(path, "libnccl.so.2 is for aarch64", "name says x86_64")
 
 
@@ -189,7 +188,7 @@ def renamed(path: Path, old: str, new: str) -> Path:
 
 def refused(path: Path, *words: str) -> None:
     with pytest.raises(SourceError) as caught:
-        inspect_file(path)
+        inspected_wheel(path)
     assert not [word for word in words if word not in str(caught.value)], str(
         caught.value
     )
@@ -255,8 +254,7 @@ def test_any_damage_is_read_or_refused(tmp_path_factory, changes, length):
     path = tmp_path_factory.getbasetemp() / "fuzzed.so"
     path.write_bytes(content[:length])
     with contextlib.suppress(PatchkitError):
-        (binary,) = inspect_file(path)
-        prove_exact(binary, GB10)
+        prove_exact(inspect_file(path), GB10, cpu="aarch64")
 
 
 MAGIC = 0xBA55ED50

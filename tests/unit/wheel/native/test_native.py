@@ -87,9 +87,9 @@ def stored_heads(path):
 
 @pytest.mark.parametrize("cpu", CPUS)
 def test_ptx_becomes_machine_code(assembler, tmp_path, cpu):
-    before = inspect_file(LIBRARIES / f"ptx-{cpu}.so")[0]
+    before = inspect_file(LIBRARIES / f"ptx-{cpu}.so")
     made = native(assembler, tmp_path, f"ptx-{cpu}.so")
-    after = inspect_file(made.path)[0]
+    after = inspect_file(made.path)
     assert [entry.compression for entry in jit_entries(before, GB10)] == [
         "zstd",
         "lz4",
@@ -118,7 +118,7 @@ def test_the_loader_finds_it(assembler, tmp_path):
 def test_sections_of_any_size(tmp_path, cpu, size):
     """A small one is cut, a middle one stays in place, a large one gets a segment."""
     source, dest = LIBRARIES / f"ptx-{cpu}.so", tmp_path / "lib.so"
-    containers = [group[0].container for group in inspect_file(source)[0].fat_binaries]
+    containers = [group[0].container for group in inspect_file(source).fat_binaries]
     new = [b"\x50\xed\x55\xba\1\0\x10\0" + size.to_bytes(8, "little") + bytes(size)]
     replace_device_code(source, dest, dict.fromkeys(containers, new))
     with source.open("rb") as old, dest.open("rb") as stream:
@@ -360,10 +360,10 @@ def test_mutated_libraries(changes):
         source, dest = Path(folder, "old.so"), Path(folder, "new.so")
         source.write_bytes(mutated)
         with contextlib.suppress(SourceError, BuildError):
-            groups = inspect_file(source)[0].fat_binaries
+            groups = inspect_file(source).fat_binaries
             replace_device_code(
                 source, dest, {group[0].container: [CODE] for group in groups}
             )
             # A fat binary without code is not listed.
-            assert not inspect_file(dest)[0].live
+            assert not inspect_file(dest).live
             assert stored_heads(dest).count(CODE) >= len(groups)
