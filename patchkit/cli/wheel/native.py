@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -29,9 +28,6 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.errors import UsageError
-from patchkit.runtime.host.software import find_flashinfer
-from patchkit.runtime.python.distributions import find_version
-from patchkit.runtime.serve.command_notes import kernel_advice
 from patchkit.target import DEFAULT_TARGET, Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
@@ -115,19 +111,8 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
         yield GOOD + f"on {target.title} nothing is compiled at first use"
     else:
         yield "nothing here holds device code"
-    if path.is_dir():
-        yield from map(note, _kernel_texts([str(find_site(path))]))
-        if any(library.writable for library in libraries):
-            yield next_verb("native", path, "--write", where="to compile it now")
-
-
-def _kernel_texts(site: list[str]) -> Lines:
-    """Yield how many compiled modules of FlashInfer there are, and what keeps them from use."""
-    if kernels := find_flashinfer(site, os.environ):
-        count = counted_noun(len(kernels.modules), "compiled module")
-        yield f"FlashInfer has {count}; what a model lacks here: `patchkit serve-args MODEL`"
-        for advice in kernel_advice(kernels, find_version(site, "vllm")):
-            yield f"{advice.says}; instead: {advice.instead}"
+    if path.is_dir() and any(library.writable for library in libraries):
+        yield next_verb("native", path, "--write", where="to compile it now")
 
 
 def _library_row(library: DeviceLibrary) -> Row:
