@@ -15,7 +15,8 @@ from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import BuildError
 from patchkit.frozen import frozen
-from patchkit.patching.fix import Request
+from patchkit.patching.commit import Applied
+from patchkit.patching.fix import Request, State
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import run
@@ -106,8 +107,17 @@ def patch_sources(order: CompileOrder, source: Path) -> Facts:
     possible = Sandboxed.IF_POSSIBLE
     recipe = load_recipe(project)
     outcome = apply(source, recipe, request, anew=True, sandboxed=possible)
-    fixes = [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts]
-    return order_facts(order, source) | request.patch_facts | {"fixes": fixes}
+    fixes = {"fixes": fix_states(outcome)}
+    return order_facts(order, source) | request.patch_facts | fixes
+
+
+def fix_states(outcome: Applied) -> list[str]:
+    """Return the state of each fix that applies to the release, for the facts."""
+    return [
+        f"{verdict.fix.id}: {verdict.state.value}"
+        for verdict in outcome.verdicts
+        if verdict.state is not State.NOT_APPLICABLE
+    ]
 
 
 def order_facts(order: CompileOrder, source: Path) -> Facts:

@@ -23,7 +23,7 @@ from patchkit.elf import by_version
 from patchkit.errors import UsageError
 from patchkit.frozen import Texts, frozen
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import Request, Severity, State
+from patchkit.patching.fix import Request, Severity
 from patchkit.patching.ledger import LedgerRequest, ledger_path, original_path
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace, open_workspace
@@ -31,6 +31,7 @@ from patchkit.source.project import projects
 from patchkit.source.resolve import Report
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, toolkits
+from patchkit.wheel.build.compiled import fix_states
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.device.inspect import first_use_phrase
 from patchkit.wheel.device.libraries import (
@@ -122,7 +123,12 @@ def repack_wheel(
                 report("Assembling PTX"),
             )
         if not (patched.outcome.written or native.count):
-            raise _unchanged_error(origin, target, native=assembler is not None)
+            also = "" if assembler else ", make it --native"
+            raise UsageError(
+                f"no fix changes anything in {origin.wheel.name} for {target.title}",
+                why="the release needs none there, or they were left out",
+                hint=f"install the wheel as it is{also}, or choose fixes with --with",
+            )
 
         new = _make_additions(patched, kernels, native)
         wheel = folder / new.filename
@@ -224,15 +230,6 @@ def _fixes_around(origin: Origin, request: Request, kernels: Kernels) -> set[str
     return around
 
 
-def _unchanged_error(origin: Origin, target: Target, *, native: bool) -> UsageError:
-    also = "" if native else ", make it --native"
-    return UsageError(
-        f"no fix changes anything in {origin.wheel.name} for {target.title}",
-        why="the release needs none there, or they were left out",
-        hint=f"install the wheel as it is{also}, or choose fixes with --with",
-    )
-
-
 def _make_additions(
     patched: _PatchedTree,
     kernels: Kernels,
@@ -326,15 +323,6 @@ def _repack_facts(
         facts["native"] = native.facts
 
     return facts | request.patch_facts
-
-
-def fix_states(outcome: Applied) -> list[str]:
-    """Return the state of each fix that applies to the release, for the facts."""
-    return [
-        f"{verdict.fix.id}: {verdict.state.value}"
-        for verdict in outcome.verdicts
-        if verdict.state is not State.NOT_APPLICABLE
-    ]
 
 
 def _version_file(patched: _PatchedTree, version: str) -> dict[str, bytes]:

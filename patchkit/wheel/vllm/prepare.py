@@ -48,14 +48,13 @@ from patchkit.source.releases import (
 )
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import Sandboxed, SourceTree
-from patchkit.wheel.build.compiled import order_facts
+from patchkit.wheel.build.compiled import fix_states, order_facts
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
 from patchkit.wheel.file.labels import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import Facts
-from patchkit.wheel.repack.repack import fix_states
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.inputs import VllmOrder as VllmOrder
 
