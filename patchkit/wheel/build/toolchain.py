@@ -211,7 +211,21 @@ def locked_toolkit(
     if host not in MACHINES:
         cpus = " and ".join(MACHINES)
         raise UsageError(f"NVIDIA's compiler is for {cpus}, not for {host}")
-    wheels = _choose_wheels(host, machine, cuda, only)
+
+    rows = [
+        row
+        for row in locked_toolkit_wheels()
+        if row.cuda == cuda and only in ("", row.project)
+    ]
+    wheels = [row for row in rows if row.machine == host]
+    if machine != host:
+        # Of the other CPU's compiler wheel only a header is needed (fatbinary_section.h).
+        wheels += [
+            row
+            for row in rows
+            if row.machine == machine
+            and (row.role == "runtime" or row.project == COMPILER)
+        ]
 
     # The folder is named by its contents: other wheels in the lock make another toolkit.
     contents = digest("".join(wheel.sha256 for wheel in wheels))[:12]
@@ -245,29 +259,6 @@ def locked_toolkit(
             if not home.is_dir():  # another build may have put it there
                 tree.rename(home)
     return home
-
-
-def _choose_wheels(
-    host: str,
-    machine: str,
-    cuda: str,
-    only: str,
-) -> list[ToolkitWheel]:
-    rows = [
-        row
-        for row in locked_toolkit_wheels()
-        if row.cuda == cuda and only in ("", row.project)
-    ]
-    wheels = [row for row in rows if row.machine == host]
-    if machine != host:
-        # Of the other CPU's compiler wheel only a header is needed (fatbinary_section.h).
-        wheels += [
-            row
-            for row in rows
-            if row.machine == machine
-            and (row.role == "runtime" or row.project == COMPILER)
-        ]
-    return wheels
 
 
 def _unpack_wheel(

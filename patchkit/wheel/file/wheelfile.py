@@ -273,16 +273,6 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
             sink.writelines(self.unpacked(path))
         return dest
 
-    def extract(self, paths: Iterable[str], folder: Path) -> dict[str, Path]:
-        """Write some members below ``folder`` and return member path → file.
-
-        Each member gets its own numbered folder, so that members of one file name do not collide.
-        """
-        return {
-            path: self.copy_member(path, folder / str(number) / Path(path).name)
-            for number, path in enumerate(paths)
-        }
-
     def stored(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a member as the archive stores them: compressed ones stay compressed.
 

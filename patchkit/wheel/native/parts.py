@@ -94,7 +94,11 @@ def native_parts(
         if jit_entries(binary, target)
         and not library_rules().is_closed(wheel.name.project, binary.name)
     ]
-    files = wheel.extract(names, folder / "old")
+    # Each in a folder of its own, since members may have the same file name.
+    files = {
+        name: wheel.copy_member(name, folder / "old" / str(number) / Path(name).name)
+        for number, name in enumerate(names)
+    }
     made = make_native(files, target, folder, assembler, progress)
     return NativeParts(libraries=made, facts=native_facts(made, assembler))
 
