@@ -222,9 +222,5 @@ def _dependencies(manifest: Manifest) -> set[str]:
 
 
 def _is_older_build(new: WheelName, old: WheelName) -> bool:
-    if new.version == old.version:
-        return True
-    device = device_of(new)
-
-    is_same_device = bool(device) and device == device_of(old)
-    return is_same_device and new.version.public == old.version.public
+    is_same_release = new.version.public == old.version.public
+    return is_same_release and device_of(new) == device_of(old)

@@ -34,7 +34,7 @@ from patchkit.source.fetch import (
     transfer,
 )
 from patchkit.source.project import first_example
-from patchkit.target import Target, targets
+from patchkit.target import targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.torch import Torch, torch_of
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
@@ -99,7 +99,8 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
             hint=quoted("patchkit", "repack", first_example(), "--dir", house),
         )
 
-    devices = _find_devices(built)
+    names = [str(entry.facts.get("target")) for entry in built]
+    devices = [targets()[name] for name in names if name in targets()]
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
     # Wheels of Python alone are for the CPU of their device.
     cpus = cpus or {device.cpu for device in devices}
@@ -123,12 +124,6 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
         python=python or oldest.python,
         glibc=oldest.glibc,
     )
-
-
-def _find_devices(built: Sequence[ManifestEntry]) -> list[Target]:
-    """Return the device that each wheel's facts name; leave out names that are not in the table."""
-    names = [str(entry.facts.get("target")) for entry in built]
-    return [targets()[name] for name in names if name in targets()]
 
 
 def fill_wheelhouse(
@@ -214,8 +209,7 @@ def _entry(wheel: LockedWheel, file: Path | None) -> LockedWheel:
 def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
     """Read the built wheels. Raises HashMismatchError if one is missing or was changed."""
     for entry in listed.built:
-        file = house / entry.name
-        if not is_file(file) or sha256_of(file) != entry.sha256:
+        if not find_wheel_file(entry, house):
             raise HashMismatchError(
                 f"{entry.name} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",
@@ -276,7 +270,7 @@ def _collect_wheels(
     return files
 
 
-def find_wheel_file(wheel: LockedWheel, *folders: Path) -> Path | None:
+def find_wheel_file(wheel: ManifestEntry, *folders: Path) -> Path | None:
     """Return a wheel's file from the first folder that has it with the locked sha256, else None."""
     for folder in folders:
         file = folder / wheel.name

@@ -132,7 +132,7 @@ def commit_files(
     contents |= arriving or {}
     changes = []
     for name, after in contents.items():
-        _remove_link(folder, name)
+        remove_link(folder, name)
 
         before = file_digest(place_of(folder, name))
         # Only compare digests if there is a file: `after` may be a wheel of gigabytes.
@@ -143,7 +143,7 @@ def commit_files(
     wheelhouse_journal(folder).commit(changes)
 
 
-def _remove_link(folder: Path, name: str) -> None:
+def remove_link(folder: Path, name: str) -> None:
     """Remove a file of the folder if it is a symbolic link; the target of the link stays."""
     place = folder / name
     if place.is_symlink():

@@ -19,7 +19,6 @@ from patchkit.errors import (
     SourceError,
     StorageError,
     UsageError,
-    translated,
 )
 from patchkit.finding import Finding, Findings, finding
 from patchkit.frozen import Texts, Values, frozen, positional
@@ -60,6 +59,7 @@ from patchkit.wheel.wheelhouse.storage import (
     listed_manifest,
     open_for_reading,
     read_own,
+    remove_link,
     repack_command,
     rivals,
     wheelhouse_command,
@@ -434,9 +434,7 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     With ``force``, a journal that cannot be read is set aside as DAMAGED, which `verify` reports.
     """
     damaged = house / DAMAGED
-    with translated(at=house):
-        if damaged.is_symlink():
-            damaged.unlink()
+    remove_link(house, DAMAGED)
     shutil.rmtree(damaged, ignore_errors=True)
 
     journal = wheelhouse_journal(house)
@@ -445,9 +443,8 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
 
     # A link is removed, not followed: the lock would be taken in the folder where it leads.
     filling = house / FILLING
-    if filling.is_symlink():
-        filling.unlink()
-    elif filling.exists():
+    remove_link(house, FILLING)
+    if filling.exists():
         with locked(filling):
             shutil.rmtree(filling, ignore_errors=True)
     return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if is_set_aside else []
