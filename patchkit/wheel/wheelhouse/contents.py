@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,16 +179,11 @@ def _decisions(manifest: Manifest) -> set[object]:
 
 def known_wheels(house: Path) -> list[WheelName]:
     """Return the name of every wheel that is listed or in the folder."""
-    listed = [entry.name for entry in listed_manifest(house).wheels]
-    names = [*listed, *wheels_there(house)]
-    return list(dict.fromkeys(names))
-
-
-def wheels_there(house: Path) -> Iterator[WheelName]:
-    """Yield the name of every wheel in the folder, listed or not; skip a malformed name."""
+    names = [entry.name for entry in listed_manifest(house).wheels]
     for path in sorted(house.glob("*.whl")):
-        with contextlib.suppress(SourceError):
-            yield WheelName(path.name)
+        with contextlib.suppress(SourceError):  # no wheel has such a name
+            names.append(WheelName(path.name))
+    return list(dict.fromkeys(names))
 
 
 def _find_outdated(house: Path, new: WheelName) -> Texts:

@@ -301,13 +301,6 @@ class Manifest:
     wheels: tuple[ManifestEntry, ...] = ()
     overrides: tuple[Override, ...] = ()
 
-    def version_of(self, project: str) -> str:
-        """Return the version of the wheel of a project that the folder holds, "" for none."""
-        for wheel in self.wheels:
-            if wheel.held and wheel.name.project == project:
-                return str(wheel.name.version)
-        return ""
-
     @property
     def built(self) -> list[ManifestEntry]:
         """Return the wheels that patchkit built."""

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 from patchkit.digests import sha256_of
@@ -32,7 +31,6 @@ from patchkit.wheel.wheelhouse.contents import (
     FILLING,
     known_wheels,
     load_manifest,
-    wheels_there,
 )
 from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pins import (
@@ -61,7 +59,6 @@ from patchkit.wheel.wheelhouse.storage import (
     read_own,
     remove_link,
     repack_command,
-    rivals,
     wheelhouse_command,
     wheelhouse_journal,
     write_documents,
@@ -81,7 +78,6 @@ def check_files(house: Path) -> tuple[Finding, ...]:
         for entry in manifest.wheels:
             findings += _entry_findings(house, entry)
         findings += _find_unlisted(house, listed_names)
-        findings += _find_rivals(house, listed_names)
         findings += stale_documents(house, manifest)
         return tuple(findings)
 
@@ -95,19 +91,6 @@ def _find_unlisted(house: Path, listed_names: Collection[str]) -> Findings:
             yield finding(UsageError, path.name, f"is not in {MANIFEST}", hint)
         else:
             yield finding(HashMismatchError, path.name, LINKED, hint)
-
-
-def _find_rivals(house: Path, listed_names: Collection[str]) -> Findings:
-    for pair in combinations(wheels_there(house), 2):
-        if rivals(*pair):
-            # Of the two, the finding is about the one that is not listed.
-            gone, listed = sorted(pair, key=lambda name: name in listed_names)
-            yield finding(
-                UsageError,
-                gone,
-                f"pip cannot resolve it beside {listed} (ResolutionImpossible)",
-                wheelhouse_command("prune", house, "--drop", gone),
-            )
 
 
 def _entry_findings(house: Path, entry: ManifestEntry) -> Findings:

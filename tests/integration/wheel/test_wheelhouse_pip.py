@@ -73,11 +73,7 @@ def test_list_verify_prune(cli, house, made):
     write_wheel(house, STOCK)
     found = cli("verify", house, rc=2).stdout
     stock = f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
-    assert (
-        f"✗ {stock}  pip cannot resolve it beside {place.name} (ResolutionImpossible)\n"
-        in found
-    )
-    assert f"--drop {stock}\n" in found  # what was built here stays
+    assert f"✗ {stock}  is not in manifest.json\n" in found
     assert "nothing was changed" in cli("wheelhouse", "prune", "--dry-run").stdout
     changes = json.loads(cli("wheelhouse", "prune", "--drop", "vllm", "--json").stdout)[
         "changes"
