@@ -41,8 +41,9 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 _SHOWN = 12  # lines of uv's output that an error message shows
 
 
-# Minor version of glibc → older name of its platform tag. For aarch64 only the first one exists.
-_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_LEAST_GLIBC = 5  # the minor version of manylinux1
+# Names of platform tags before PEP 600. For aarch64 only the first one exists.
+_OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1")
 
 
 @frozen
@@ -62,13 +63,9 @@ class NodePlatform:
 
     def ranks(self) -> dict[Tag, int]:
         """Return tag → rank for each wheel tag that fits; an installer takes the lowest rank."""
-        names = []
         # Newest glibc first, as in pip's ranking.
-        for minor in range(self.glibc_minor, min(_OLD_NAMES) - 1, -1):
-            names.append(f"manylinux_2_{minor}")
-            if minor in _OLD_NAMES:
-                names.append(_OLD_NAMES[minor])
-        names.append("linux")
+        minors = range(self.glibc_minor, _LEAST_GLIBC - 1, -1)
+        names = [*(f"manylinux_2_{minor}" for minor in minors), *_OLD_NAMES, "linux"]
 
         platforms = [f"{name}_{self.machine}" for name in names]
         python = [int(part) for part in self.python.split(".")[:2]]
