@@ -39,29 +39,6 @@ _DRIVER_CALL = re.compile(
 )
 
 
-def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
-    """Write a toolkit that torch's CMake accepts to ``dest``, which must not exist.
-
-    ``site`` is the site-packages folder with torch and NVIDIA's libraries. A file of the toolchain
-    has precedence over the file of the same name in ``site``. Raises HostError if the C++ compiler
-    cannot link the driver's stand-in, StorageError for I/O.
-    """
-    beside = site / "nvidia" / "cu13"
-    compiler = toolchain.nvcc.parents[1]
-    with translated("the CUDA toolkit is not complete", dest):
-        # Copied: nvcc follows links to itself, and looks for the toolkit beside the real file.
-        shutil.copytree(compiler / "bin", dest / "bin", symlinks=True)
-        (dest / "nvvm").symlink_to(compiler / "nvvm")
-        _link_files(dest / "include", toolchain.include, beside / "include")
-        _link_files(dest / "lib", toolchain.lib, beside / "lib")
-        # Installed toolkits have lib64, NVIDIA's wheels have lib; builds may look in either.
-        (dest / "lib64").symlink_to("lib")
-        # A build machine may have no driver, and NVIDIA's wheels have no driver library to link.
-        driver = dest / "lib" / "stubs" / "libcuda.so"
-        if not driver.exists():
-            driver_stand_in(dest / "include" / "cuda.h", toolchain.cxx, driver)
-
-
 def _link_files(folder: Path, *sources: Path) -> None:
     """Make ``folder`` with links to all files of ``sources``, also without their versions.
 
@@ -150,10 +127,24 @@ def build_toolkit(
     """Write a toolkit for ``toolchain.machine`` that torch's CMake accepts to ``dest``.
 
     ``site`` has torch and NVIDIA's libraries for that CPU; ``python`` is the interpreter that runs
-    the build; ``root`` is the path to which the toolkit is moved for the build. Raises HostError,
-    StorageError.
+    the build; ``root`` is the path to which the toolkit is moved for the build. ``dest`` must not
+    exist. A file of the toolchain has precedence over the file of the same name in ``site``. Raises
+    HostError if the C++ compiler cannot link the driver's stand-in, StorageError for I/O.
     """
-    full_toolkit(toolchain, site, dest)
+    beside = site / "nvidia" / "cu13"
+    compiler = toolchain.nvcc.parents[1]
+    with translated("the CUDA toolkit is not complete", dest):
+        # Copied: nvcc follows links to itself, and looks for the toolkit beside the real file.
+        shutil.copytree(compiler / "bin", dest / "bin", symlinks=True)
+        (dest / "nvvm").symlink_to(compiler / "nvvm")
+        _link_files(dest / "include", toolchain.include, beside / "include")
+        _link_files(dest / "lib", toolchain.lib, beside / "lib")
+        # Installed toolkits have lib64, NVIDIA's wheels have lib; builds may look in either.
+        (dest / "lib64").symlink_to("lib")
+        # A build machine may have no driver, and NVIDIA's wheels have no driver library to link.
+        driver = dest / "lib" / "stubs" / "libcuda.so"
+        if not driver.exists():
+            driver_stand_in(dest / "include" / "cuda.h", toolchain.cxx, driver)
     if not toolchain.across:
         return
 
@@ -249,27 +240,23 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     the other CPU, which are of the same requirements file. ``target`` must stay in place during the
     build. Raises StorageError.
     """
-    with translated("the stand-in for torch is not complete", site):
-        for name, content in _stand_in_files(target).items():
-            (site / name).parent.mkdir(parents=True, exist_ok=True)
-            # Another build may be reading the file.
-            with replacing(site / name) as file:
-                file.write(content)
-
-
-def _stand_in_files(target: Path) -> dict[str, bytes]:
-    """Return path below site-packages → content, for each file of the stand-in."""
     files = {
         f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
         for path in sorted(_STAND_IN.rglob("*.py"))
     }
-    files["torch/version.py"] = (target / "torch/version.py").read_bytes()
     files[f"torch/{_TARGET}"] = os.fsencode(target.absolute() / "torch")
     # The version in torch's metadata has no label such as +cu130.
     (torch,) = distributions(name="torch", path=[str(target)])
     metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {torch.version}\n"
     files[f"torch-{torch.version}.dist-info/METADATA"] = metadata.encode()
-    return files
+
+    with translated("the stand-in for torch is not complete", site):
+        files["torch/version.py"] = (target / "torch/version.py").read_bytes()
+        for name, content in files.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            # Another build may be reading the file.
+            with replacing(site / name) as file:
+                file.write(content)
 
 
 # pip has to be given each platform by its exact name. DGX OS has glibc 2.39; the oldest glibc of

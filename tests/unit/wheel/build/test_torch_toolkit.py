@@ -17,7 +17,6 @@ from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.torch_toolkit import (
     build_toolkit,
     cross_variables,
-    full_toolkit,
     install_torch_stand_in,
     python_headers,
 )
@@ -65,7 +64,7 @@ def halves(tmp_path):
 def test_both_halves_are_there_and_the_compilers_half_counts(halves, tmp_path):
     need("g++")
     toolchain, environment, dest = halves()
-    full_toolkit(toolchain, environment, dest)
+    build_toolkit(toolchain, environment, Path(sys.executable), dest, root=dest)
     assert (dest / "lib64/libcudart.so").read_text() == "compiler's"
     assert (dest / "lib/libcublas.so").read_text() == "torch's"
     assert (dest / "include/cuda_runtime.h").read_text() == "compiler's"
