@@ -215,9 +215,10 @@ def gather_sources(
             else:
                 environment[external.external.variable] = place
 
-        for path in _license_files(folder):
-            text = read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
-            texts[f"licenses/{option}/{path.name}"] = text
+        for path in sorted(folder.iterdir()):
+            if _NAMES.fullmatch(path.name) and path.is_file():
+                text = read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
+                texts[f"licenses/{option}/{path.name}"] = text
 
     return Gathered(
         environment=environment,
@@ -251,7 +252,10 @@ def _write_source(wanted: Wanted, spec: str, order: VllmOrder, dest: Path) -> st
     if not spec:
         identity = _write_commit(wanted, wanted.external.url, "", order, dest)
     elif place.is_dir():
-        _copy_folder(place, known.folder, dest)
+        # The user may have named the inner folder that CMake uses.
+        is_whole = (place / known.folder).is_dir()
+        copy = dest if is_whole else dest / known.folder
+        shutil.copytree(place, copy, symlinks=True, ignore=_ASIDE)
         identity = f"folder, tree sha256:{tree_digest(place)}{_UNCOMPARED}"
     elif git := parse_git(spec):
         identity = _write_commit(wanted, git.url, git.commit, order, dest) + _UNCOMPARED
@@ -269,24 +273,6 @@ def _write_source(wanted: Wanted, spec: str, order: VllmOrder, dest: Path) -> st
                 hint="git submodule update --init --recursive; in the folder that is named",
             )
     return identity
-
-
-def _copy_folder(source: Path, inner: str, dest: Path) -> None:
-    """Copy a source to ``dest``; ``inner`` is the folder within it that CMake uses, or "".
-
-    The user may have named the inner folder itself: then it is copied to ``dest/inner``.
-    """
-    if inner and not (source / inner).is_dir():
-        dest /= inner
-    shutil.copytree(source, dest, symlinks=True, ignore=_ASIDE)
-
-
-def _license_files(source: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(source.iterdir())
-        if _NAMES.fullmatch(path.name) and path.is_file()
-    ]
 
 
 def _write_commit(
