@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import FILE_OPTION
 from patchkit.cli.out import (
     PATH,
     LaidOut,
@@ -38,7 +37,7 @@ from patchkit.cli.render import (
 from patchkit.cli.runtime.node_options import ROOT
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster import read_cluster_file
-from patchkit.cluster.launch.cluster_file import VENV
+from patchkit.cluster.launch.cluster_file import FILE, VENV
 from patchkit.cluster.net.addressing import (
     Line,
     NetPlan,
@@ -283,7 +282,7 @@ def _interface_row(line: Line) -> Row:
 )
 @option("--ssh HOST", "Check the peer, too; it needs no patchkit.")
 @flag("--measure", "Measure the cables between cluster.toml's nodes instead.")
-@FILE_OPTION
+@option("--file", "Of --measure.", type=PATH, default=FILE, show_default=True)
 @_NETDEV
 @ROOT
 @verbose_option
