@@ -12,7 +12,7 @@ from patchkit.cluster.agent import image_facts, images, installation
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import ServeChoices
+from patchkit.cluster.launch.cluster_file import ClusterNode, ServeChoices
 from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.rsync import Copied, Progress, send_files
@@ -372,45 +372,45 @@ def _copy_image(
         )
     )
 
-    def copy(number: int) -> BroughtImage:
-        node = cluster.nodes[number]
-        name = node.destination
-        peer = cluster.members[number].from_head
-        root = present[number].storage.folder
+    def copy(
+        member: ClusterNode,
+        result: BroughtImage | PatchkitError,
+        before: ImageFacts,
+    ) -> BroughtImage:
+        if isinstance(result, BroughtImage):
+            return result
+
+        node = Remote(member.ssh)
         folder = node.call(
             str,
             images.make_image_room,
             engine=engine,
-            root=root,
+            root=before.storage.folder,
             size=size,
         )
 
-        bar = report(f"{name}: copying")
+        bar = report(f"{member.ssh}: copying")
         sent = send_files(
-            source, str(archive.parent), [archive.name], peer, folder, bar
+            source,
+            str(archive.parent),
+            [archive.name],
+            member.from_head,
+            folder,
+            bar,
         )
 
         loaded = node.follow(
             ImageFacts,
-            report(f"{name}: loading"),
+            report(f"{member.ssh}: loading"),
             images.load_image,
             engine=engine,
             archive=f"{folder}/{archive.name}",
             image=image,
         )
         return BroughtImage(
-            node=name,
+            node=member.ssh,
             image=require_image(node, loaded),
             sent=sent,
         )
 
-    missing = [
-        number
-        for number, result in enumerate(results)
-        if isinstance(result, PatchkitError)
-    ]
-
-    copies = dict(zip(missing, run_on_all(missing, copy), strict=True))
-    return require_all(
-        [copies.get(number, result) for number, result in enumerate(results)]
-    )
+    return require_all(run_on_all(cluster.members, copy, results, present))
