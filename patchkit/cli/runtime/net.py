@@ -203,19 +203,16 @@ def _next_step(
 
 
 def _node_number(role: str, node: int | None, nodes: int) -> int:
-    """Return the number of a node, from 1, by its role; ``node`` is that of --node.
+    """Return the number of a node, from 1, by its role.
 
-    Raises UsageError if a worker may be one of several, or if role and number contradict.
+    Raises UsageError if --node gives a number, too, or if a worker may be one of several.
     """
-    if role == "worker" and node is None and nodes > 2:
-        hint = f"its number: --node 2 to --node {nodes}"
-        raise UsageError("--role worker is one of several", hint=hint)
+    if node or (role == "worker" and nodes > 2):
+        what = f"--role {role} does not say which of several nodes this is"
+        hint = f"its number alone: --node 1 is the head, --node 2 to --node {nodes} the others"
+        raise UsageError(what, hint=hint)
 
-    number = node or (1 if role == "head" else 2)
-    if (number == 1) != (role == "head"):
-        what = f"--role {role} --node {number}: the head is node 1, and only the head"
-        raise UsageError(what)
-    return number
+    return 1 if role == "head" else 2
 
 
 def _plan_blocks(

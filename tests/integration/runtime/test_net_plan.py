@@ -96,7 +96,7 @@ def test_options_that_make_no_sense(plan):
     for options, says in {
         "": "--role head",
         "--role worker --nodes 3": "--node 2 to --node 3",
-        "--role worker --node 1": "only the head",
+        "--role worker --node 1": "--node 1 is the head",
         "--role head --network 192.168.100.1/24": "has host bits set",
     }.items():
         assert says in plan(options, rc=2).stderr
