@@ -13,7 +13,7 @@ _PIECE = re.compile(
     (?P<blank>(?:[ \t\r]|\\\n)+)
   | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
   | (?P<document>(?<!<)<<-?[ \t]*(?P<quote>["']?)(?P<end>[A-Za-z_][\w.-]*)(?P=quote))
-  | (?P<redirect>\d?(?:>>|>\||[<>])(?:&\d?-?)?[ \t]*)
+  | (?P<redirect>\d?(?:>>|>\||[<>])(?:&\d?-?|[ \t]*(?:'[^']*'|"[^"]*"|[^\s'"\\;&|()<>])*))
   | (?P<array>(?<![^\s;&|()])[A-Za-z_]\w*\+?=\()
   | (?P<stop>\n|;+|&+|\|+|[()])
   | (?P<word>(?:
@@ -73,7 +73,6 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     begins_line = True
     is_indented = False
     in_array = False  # A=( … ) is one list of words in several lines
-    is_target = False  # the next word is the file of a redirection
 
     for piece in _read_pieces(text, line):
         if begins_line:
@@ -85,13 +84,11 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
             in_array = False
         begins_line = piece.text == "\n" and not in_array
 
-        if piece.kind == "word" and not is_target:
+        if piece.kind == "word":
             words.append(Word(unquote(piece.text), piece.line))
         elif piece.kind == "stop" and words and not in_array:
             yield Statement(words, is_indented)
             words = []
-
-        is_target = piece.kind == "redirect" and "&" not in piece.text
 
     if words:
         yield Statement(words, is_indented)
