@@ -128,11 +128,8 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     if host is None:
         return {}
 
-    facts = dict(host.versions)
-    if content.images:
-        facts.clear()
+    facts = {} if content.images else {**host.versions}
     # A file is hardly for an unknown device, such as the laptop on which it is checked.
-
     if host.target in targets():
         facts["target"] = host.target
 

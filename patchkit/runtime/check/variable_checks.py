@@ -316,39 +316,34 @@ def check_host(checked: CheckedText) -> Findings:
     problems_by_name = defaultdict(list)
     for variable in checked.content.assignments:
         if variable.is_given and not variable.value.startswith("^"):
-            problems = [
-                *_check_own_address(variable, checked.host),
-                *_check_device_list(variable, checked.host),
-            ]
-            problems_by_name[variable.name].append(problems)
+            problems = _check_on_host(variable, checked.host)
+            problems_by_name[variable.name].append([*problems])
 
     for problems_by_value in problems_by_name.values():
         if all(problems_by_value):
             yield from chain.from_iterable(problems_by_value)
 
 
+def _check_on_host(variable: Assignment, host: Host) -> Findings:
+    """Yield the address, or the interfaces and RDMA devices in a list, that the host lacks."""
+    name = variable.name
+    if name in _NAMES["own_address"]:
+        yield from _check_own_address(variable, host)
+    elif name in (*_NAMES["netdevs"], *_NAMES["devices"]):
+        for part in variable.value.lstrip("=").split(","):
+            if part != "all":
+                yield from _check_device(part, variable, host)
+
+
 def _check_own_address(variable: Assignment, host: Host) -> Findings:
-    is_own_address = variable.name in _NAMES["own_address"]
-    if not is_own_address or variable.value.startswith("127."):
-        return
-
     addresses = [row.address for netdev in host.netdevs for row in netdev.addresses]
-
-    if variable.value not in addresses:
+    if variable.value not in addresses and not variable.value.startswith("127."):
         yield build_finding(
             "host-lacks",
             variable,
             what=f"no address {variable.value}",
             has=describe_addresses(host),
         )
-
-
-def _check_device_list(variable: Assignment, host: Host) -> Findings:
-    """Yield the interfaces and RDMA devices in a list that the host lacks or that are down."""
-    if variable.name in (*_NAMES["netdevs"], *_NAMES["devices"]):
-        for part in variable.value.lstrip("=").split(","):
-            if part != "all":
-                yield from _check_device(part, variable, host)
 
 
 def _check_device(part: str, variable: Assignment, host: Host) -> Findings:
