@@ -10,7 +10,7 @@ from functools import cache
 from patchkit.doctor.symptoms.symptom import Cause
 from patchkit.frozen import frozen
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.rules.releases import read_table, within
+from patchkit.runtime.rules.releases import read_table, release, within
 from patchkit.runtime.rules.rule import Situation
 
 PINS = RECIPES / "vllm" / "pins.tsv"
@@ -54,7 +54,9 @@ def pinned_causes(text: str, frames: str, facts: Situation) -> Mapping[str, Caus
         return {}
 
     vllm = facts.get("vllm", "")
-    pin = read_table(PINS).at(vllm).get(package.name, "") if vllm else ""
+    table = read_table(PINS)
+    is_covered = bool(vllm) and release(vllm) >= table.oldest
+    pin = table.at(vllm).get(package.name, "") if is_covered else ""
     installed = facts.get(package.name, "")
     judged = _judge(installed, pin)
     values = {
