@@ -57,38 +57,43 @@ def read_boot_end(name: str, boot: int) -> BootEnd:
     newest = attempt(*words, f"--lines={_LAST}", "--output=json")
     entries = list(_read_entries(newest.output))
 
-    boot_id = ""
-    ended = 0.0
-    if entries:
-        boot_id = str(uuid.UUID(entries[-1]["_BOOT_ID"]))
-        ended = int(entries[-1]["__REALTIME_TIMESTAMP"]) / 1e6
-    elif len(boots := recorded_boots(name)) >= -boot:
-        boot_id = boots[boot]
+    if not entries:
+        reason = newest.trouble or "the journal has nothing of it"
+        return BootEnd(unread=f"{reason}; {_last_recorded(name)}")
 
-    figures = last_figures(name, boot_id) if boot_id else None
-    was_ended = False
-    if figures:
+    boot_id = str(uuid.UUID(entries[-1]["_BOOT_ID"]))
+    ended = int(entries[-1]["__REALTIME_TIMESTAMP"]) / 1e6
+    memory = "how much memory was left is not known"
+    if figures := last_figures(name, boot_id):
         moment, left, was_ended = figures
         ended = max(ended, moment)
-    if not ended:
-        return BootEnd(unread=newest.trouble or "the journal has nothing of it")
-
-    memory = "how much memory was left is not known"
-    if figures and not was_ended:
-        memory = (
-            f"{left / 1024:.1f} GiB of memory were left {ended - moment:.0f} s before"
-        )
+        if not was_ended:
+            memory = f"{left / 1024:.1f} GiB of memory were left {ended - moment:.0f} s before"
 
     kernel = attempt(*words, "--dmesg", "--output=short-iso").output.splitlines()
     troubles = [line[:_LONGEST] for line in kernel if _TROUBLE.search(line)]
     texts = (str(entry.get("MESSAGE", "")) for entry in entries)
     return BootEnd(
-        moment=time.strftime("%F %T", time.localtime(ended)),
-        orderly=any(map(_ORDERLY.search, texts)) or (was_ended and not entries),
+        moment=_clock(ended),
+        orderly=any(map(_ORDERLY.search, texts)),
         memory=memory,
         kernel=tuple(troubles[-_MOST:]),
         crashes=tuple(_find_crashes()),
     )
+
+
+def _last_recorded(name: str) -> str:
+    """Return the guard's last figures of an earlier boot, in words: of which one nobody knows."""
+    boots = recorded_boots(name)
+    figures = last_figures(name, boots[-1]) if boots else None
+    if not figures:
+        return "there are no figures of an earlier boot"
+    moment, left, _ended = figures
+    return f"in some earlier boot {left / 1024:.1f} GiB of memory were left at {_clock(moment)}"
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%F %T", time.localtime(moment))
 
 
 def _read_entries(output: str) -> Iterator[dict[str, Any]]:

@@ -99,8 +99,10 @@ def write_record(name: str, ending: str, content: bytes) -> None:
 def recorded_boots(name: str) -> list[str]:
     """Return the former boots of which there are figures, by the time of the last ones."""
     files = record_path(name, "").parent.glob(f"{name}.*-*")
-    boots = [file.suffix[1:] for file in sorted(files, key=os.path.getmtime)]
-    return [boot for boot in boots if boot != BOOT.read_text().strip()]
+    with suppress(OSError):  # one was removed just now
+        boots = [file.suffix[1:] for file in sorted(files, key=os.path.getmtime)]
+        return [boot for boot in boots if boot != BOOT.read_text().strip()]
+    return []
 
 
 def open_record(name: str, ending: str) -> int:
