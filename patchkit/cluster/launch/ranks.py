@@ -14,13 +14,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
 from patchkit.cluster.models.model_files import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.memory.given_flags import given_flags
+from patchkit.runtime.memory.given_flags import given_drafter, given_flags
 from patchkit.runtime.memory.pool import MemoryPool, memory_pool
 from patchkit.runtime.node.cluster_env import (
     ClusterEnv,
@@ -128,6 +128,12 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
         source=source,
         preset=preset,
     )
+
+
+def drafter_folder(serve: ServeChoices) -> str:
+    """Return the folder of the model that drafts, by `args` of cluster.toml; "" for none."""
+    source = given_drafter(serve.args)
+    return ServedModel(name="", source=source, preset=None).folder
 
 
 def _choose_preset(choice: str, model: str) -> Preset | None:
@@ -372,6 +378,7 @@ def _serve_request(
     """Return the request for a rank's `vllm serve`: model, memory, addresses and ports."""
     serve = cluster.serve
     files = facts.models.get(model.folder)
+    drafter = facts.models.get(drafter_folder(serve))
 
     return ServeRequest(
         model=absolute(model.source, facts),
@@ -381,6 +388,7 @@ def _serve_request(
         host=serve.host or listen_address(serve.listen, node, facts.host),
         port=serve.port,
         folder_gib=files.weights / BYTES_PER_GIB if files and files.weights else None,
+        drafter_gib=drafter.weights / BYTES_PER_GIB if drafter else None,
         architectures=files.architectures if files else (),
         checkpoint=files.checkpoint if files else None,
         given=given_flags(serve.args),

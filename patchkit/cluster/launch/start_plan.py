@@ -12,6 +12,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.ranks import (
     PlannedRank,
     ServedModel,
+    drafter_folder,
     other_model,
     planned_ranks,
     refuse_ray,
@@ -77,7 +78,8 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         )
 
     served = served_model(cluster, model)
-    facts = cluster.facts([served.folder] if served.folder else [])
+    folders = (served.folder, drafter_folder(serve))
+    facts = cluster.facts([*filter(None, folders)])
     _require_ready(cluster, facts)
     if served.folder:
         _require_same_model(cluster, served, facts)

@@ -52,6 +52,14 @@ class WholeTensors:
 
 
 @frozen
+class LongerContext:
+    """Names of keys, flags and variables that may lengthen the context of a model."""
+
+    names: Texts
+    source: str
+
+
+@frozen
 class MemoryBudget:
     """The contents of memory.toml; its head describes the tables."""
 
@@ -61,6 +69,7 @@ class MemoryBudget:
     pattern: Values
     state: Mapping[str, Texts]
     whole: WholeTensors
+    longer: LongerContext
     defaults: Mapping[str, Mapping[str, int | str]]
 
 

@@ -38,6 +38,12 @@ def given_flags(words: Sequence[str]) -> Values:
     return flags
 
 
+def given_drafter(words: Sequence[str]) -> str:
+    """Return the model that the flags among words let draft, "" for none."""
+    model = json.loads(given_flags(words).get(DRAFTING, "{}")).get("model", "")
+    return model if isinstance(model, str) else ""
+
+
 def _plain_value(name: str, value: str) -> str | None:
     """Return the value of a flag in its plain form, None if vLLM does not take it."""
     if name in _NUMBERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ from pathlib import Path
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.frozen import Fields, Values, frozen, positional
 from patchkit.records import read_json
+from patchkit.runtime.memory.budget import load_budget
+from patchkit.runtime.memory.checkpoint import read_count
 from patchkit.runtime.memory.plan import (
     CACHE_BYTES,
     LENGTH,
@@ -169,7 +172,7 @@ def serve_args(
         notes=(
             *listen_notes(request),
             *model_notes(request),
-            *context_notes(plan, values),
+            *context_notes(plan, {**values, **request.given}),
             *speed_notes(request, values),
             *first_start_notes(request.node, modules),
             *_refusal_notes(refused, unlike),
@@ -229,6 +232,15 @@ def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> dict[str, str]:
         return {}
 
     longest = plan.longest_context
+    limit = _context_limit(request)
+    if LENGTH in request.given and plan.context > limit:
+        raise HostError(
+            f"a context of {plan.context:,} tokens does not fit the model: its own limit is "
+            f"{limit:,}",
+            why="vLLM takes no longer one (max_position_embeddings in its config)",
+            hint=f"take --ctx {min(longest, limit)}",
+        )
+
     is_too_long = longest < plan.context
     if LENGTH in request.given and is_too_long:
         raise HostError(
@@ -247,6 +259,18 @@ def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> dict[str, str]:
         "longest": str(longest) if is_too_long else "",
         "fitting": str(sequences) if sequences < plan.sequences else "",
     }
+
+
+def _context_limit(request: ServeRequest) -> float:
+    """Return the most tokens that vLLM lets a context have, infinity if something may add to it."""
+    config = request.checkpoint.config if request.checkpoint else {}
+    names = {key for key, value in config.items() if value}
+    names.update(request.given, request.node.extra)
+    # Newer configs always have it, and scale with a factor.
+    is_scaled = "factor" in str(config.get("rope_parameters"))
+    if is_scaled or names.intersection(load_budget().longer.names):
+        return math.inf
+    return read_count(config, "max_position_embeddings") or math.inf
 
 
 def _fitting_rules(

@@ -10,7 +10,7 @@ from patchkit.frozen import Values
 from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.host.host import FlashInfer
-from patchkit.runtime.memory.plan import LENGTH, LOADER, MemoryPlan
+from patchkit.runtime.memory.plan import LENGTH, LOADER, SEQUENCES, MemoryPlan
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import (
     DRAFTING,
@@ -192,6 +192,11 @@ def context_notes(plan: MemoryPlan | None, flags: Values) -> Iterator[str]:
             f"{LOADER} {flags[LOADER]} holds a file of {plan.loading_gib:.1f} GiB beside the "
             f"weights, and {plan.cache_gib:.1f} are left: {LOADER} auto maps it instead"
         )
+
+    fitting = plan.fitting_sequences(1)
+    sequences = int(flags.get(SEQUENCES, 0))
+    if sequences > fitting:
+        yield f"{SEQUENCES} {sequences}: the cache has room for {fitting} requests at once"
 
     longest = plan.longest_context
     if 0 < longest < plan.context:

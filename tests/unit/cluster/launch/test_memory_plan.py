@@ -103,7 +103,17 @@ def test_what_args_ask_for_is_planned(tmp_path, args, flags, cache):
 @pytest.mark.parametrize(
     ("args", "says", "hint"),
     [
-        (("--max-model-len", "99G"), "a context of .* does not fit", '-len", "'),
+        (
+            ("--max-model-len", "99G"),
+            "does not fit the model: .* 131,072",
+            '-len", "131',
+        ),
+        # Positions that are scaled may be more than the config says.
+        (
+            ("--max-model-len", "99G", "--hf-overrides", "{}"),
+            "a context of .* does not fit: its cache",
+            '-len", "',
+        ),
         ((BYTES, "200G"), "does not fit: 9 GiB of weights .* room for 0", "take "),
     ],
 )
@@ -113,6 +123,26 @@ def test_what_args_ask_for_may_not_fit(tmp_path, args, says, hint):
         ranks_for(file, facts_with(tmp_path, 110, models=THERE), FOLDER)
     assert hint in caught.value.hint
     assert "--ctx" not in caught.value.hint
+
+
+@pytest.mark.parametrize(("sequences", "is_noted"), [("64", False), ("2k", True)])
+def test_more_requests_than_the_cache_holds_are_noted(tmp_path, sequences, is_noted):
+    file = cluster("spark-1", args=("--max-num-seqs", sequences, BYTES, "1G"))
+    (rank,) = ranks_for(file, facts_with(tmp_path, 110, models=THERE), FOLDER)
+    said = [note for note in rank.command.notes if "has room for" in note]
+    assert bool(said) is is_noted
+    assert all(note.startswith("--max-num-seqs 2000: the") for note in said)
+
+
+@pytest.mark.parametrize("folder", ["/d/eagle", "/d/other", "org/eagle"])
+def test_a_drafter_in_args_is_weighed(tmp_path, folder):
+    """If it lies in a folder: nobody knows what vLLM would download."""
+    drafting = json.dumps({"method": "eagle3", "model": folder})
+    file = cluster("spark-1", args=("--speculative-config", drafting))
+    there = THERE | {"/d/eagle": model(weights=2 << 30)}
+    (rank,) = ranks_for(file, facts_with(tmp_path, 110, models=there), FOLDER)
+    sizes = [row.gib for row in rank.command.plan.rows if row.name == "drafter"]
+    assert sizes == ([2] if folder == "/d/eagle" else [])
 
 
 @pytest.mark.parametrize(
