@@ -27,7 +27,7 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
+from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.doctor.examination import examine_cluster
 from patchkit.doctor.gpu import (
@@ -377,16 +377,14 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
             wait_until_ready(server, url, begin + settings["seconds"])
             figures["ready_s"] = round(time.monotonic() - begin, 1)
 
-            benchmark = Benchmark(
-                python=node.python,
+            measured = MeasuredServer(
                 url=url,
+                python=node.python,
                 model="proof",
                 tokenizer=model,
-                load=BenchLoad(**settings["load"]),
-                seconds=settings["seconds"],
             )
             result_file = folder / f"{name}.json"
-            figures |= measure_stream(benchmark, result_file, server.pid)
+            figures |= measure_stream(measured, result_file, server.pid)
     except PatchkitError as error:
         reason = error.what
 
@@ -405,7 +403,7 @@ def measure_start(request: ProofRequest, name: str) -> GpuStep:
 
 
 def measure_stream(
-    benchmark: Benchmark,
+    server: MeasuredServer,
     result_file: Path,
     session: int,
 ) -> dict[str, float]:
@@ -420,7 +418,8 @@ def measure_stream(
 
     before = sum(session_ticks(session))
     began = time.monotonic()
-    answer = run_benchmark(benchmark, result_file)
+    load = BenchLoad(**settings["load"])
+    answer = run_benchmark(server, load, result_file, seconds=settings["seconds"])
     wall = time.monotonic() - began
     used = sum(session_ticks(session)) - before
 
@@ -435,8 +434,7 @@ def measure_stream(
         if key in answer:
             figures[name] = answer[key]
 
-    prompts = benchmark.load.prompts
-    busy = answer["duration"] * (prompts + 1) / prompts
+    busy = answer["duration"] * (load.prompts + 1) / load.prompts
     beside = idle_cores * max(wall - busy, 0.0)
     figures["cores_busy"] = (used / tick - beside) / busy
     figures["cores_idle"] = idle_cores

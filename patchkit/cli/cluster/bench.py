@@ -20,7 +20,7 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.bench.benchmark import BenchLoad
+from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer
 from patchkit.cluster.bench.figures import (
     ENOUGH,
     MAIN,
@@ -32,7 +32,6 @@ from patchkit.cluster.bench.figures import (
     read_series,
 )
 from patchkit.cluster.bench.rounds import (
-    MeasuredServer,
     bench_python,
     measure_rounds,
     server_of,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
 
+from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.errors import HostError, StorageError
-from patchkit.frozen import Fields, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import run
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
@@ -30,35 +32,44 @@ class BenchLoad:
 
 
 @frozen
-class Benchmark:
-    """The settings of one run: a load, a server at ``url``, and the Python whose vLLM asks it.
+class MeasuredServer:
+    """A server at ``url``, and the ``python`` whose vLLM asks it.
 
-    ``tokenizer`` is a folder or the name of a model. ``seed`` determines the random prompts,
-    ``seconds`` is the time limit of the run.
+    ``model`` is the model's name there, ``tokenizer`` a folder or a name. ``words`` are those of
+    `vllm serve` on the head, ``shared`` the variables of all nodes, ``facts`` those of each node;
+    they are unknown for a server that patchkit did not start.
     """
 
-    python: str
     url: str
+    python: str
     model: str
     tokenizer: str
-    load: BenchLoad
-    seed: int = 0
-    seconds: float = _LONGEST_MEASUREMENT
+    words: Texts = ()
+    shared: Values = field(default_factory=dict)
+    facts: tuple[NodeFacts, ...] = ()
 
 
-def run_benchmark(benchmark: Benchmark, place: Path) -> Fields:
+def run_benchmark(
+    server: MeasuredServer,
+    load: BenchLoad,
+    place: Path,
+    *,
+    seed: int = 0,
+    seconds: float = _LONGEST_MEASUREMENT,
+) -> Fields:
     """Run `vllm bench serve`; write its result to ``place``, complete or not at all, and return it.
 
-    Raises HostError if the benchmark fails, or if a request was not answered; StorageError if the
-    benchmark left no readable result.
+    ``seed`` determines the random prompts, ``seconds`` is the time limit. Raises HostError if the
+    benchmark fails, or if a request was not answered; StorageError if the benchmark left no
+    readable result.
     """
     part = place.with_suffix(".part")
     place.parent.mkdir(parents=True, exist_ok=True)
     run(
-        benchmark.python,
+        server.python,
         *VLLM,
-        *_bench_words(benchmark, part),
-        timeout=benchmark.seconds,
+        *_bench_words(server, load, seed, part),
+        timeout=seconds,
         why="it needs the model's tokenizer",
         hint="--tokenizer DIR names the tokenizer of a model that is not on this machine",
     )
@@ -68,9 +79,9 @@ def run_benchmark(benchmark: Benchmark, place: Path) -> Fields:
     except RecordError as error:
         raise StorageError(f"{part}: no result of the benchmark: {error}") from None
     completed = result.get("completed")
-    if completed != benchmark.load.prompts:
+    if completed != load.prompts:
         raise HostError(
-            f"{completed} of {benchmark.load.prompts} requests were answered",
+            f"{completed} of {load.prompts} requests were answered",
             why="the server refused or broke the others: a prompt too long, or an engine that died",
             hint="patchkit doctor",
         )
@@ -78,22 +89,26 @@ def run_benchmark(benchmark: Benchmark, place: Path) -> Fields:
     return result
 
 
-def _bench_words(benchmark: Benchmark, part: Path) -> list[str]:
+def _bench_words(
+    server: MeasuredServer,
+    load: BenchLoad,
+    seed: int,
+    part: Path,
+) -> list[str]:
     """Return the words of the command line after `vllm`.
 
     The seed gives each round other prompts, since the prefix cache may hold those of an earlier
     round.
     """
-    load = benchmark.load
     options = {
         "--backend": "openai",
-        "--base-url": benchmark.url,
-        "--model": benchmark.model,
-        "--tokenizer": benchmark.tokenizer,
+        "--base-url": server.url,
+        "--model": server.model,
+        "--tokenizer": server.tokenizer,
         "--dataset-name": "random",
         "--random-input-len": str(load.depth),
         "--random-output-len": str(load.output),
-        "--seed": str(benchmark.seed),
+        "--seed": str(seed),
         "--num-prompts": str(load.prompts),
         "--max-concurrency": str(load.concurrency),
         "--percentile-metrics": "ttft,tpot,itl,e2el",

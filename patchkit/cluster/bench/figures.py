@@ -138,16 +138,16 @@ def compare_series(
     """Pair the series of two folders that have the same load and figure."""
     partners = {(series.load, series.figure): series for series in second}
     pairs = [(series, partners.get((series.load, series.figure))) for series in first]
-    return [_compare(series, partner) for series, partner in pairs if partner]
-
-
-def _compare(first: Series, second: Series) -> FigureDifference:
-    return FigureDifference(
-        first=first,
-        second=second,
-        ratio=second.median / first.median,
-        verdict=_judge(first, second),
-    )
+    return [
+        FigureDifference(
+            first=series,
+            second=partner,
+            ratio=partner.median / series.median,
+            verdict=_judge(series, partner),
+        )
+        for series, partner in pairs
+        if partner
+    ]
 
 
 def _judge(first: Series, second: Series) -> Verdict:

@@ -6,17 +6,16 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict
 from pathlib import Path
 
 from patchkit import __version__
-from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
+from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer, run_benchmark
 from patchkit.cluster.bench.figures import CONDITIONS, result_file, result_files
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import Fields, Texts, Values, frozen
+from patchkit.frozen import Fields
 from patchkit.http_exchange import HttpServer
 from patchkit.process import attempt
 from patchkit.quoting import quoted
@@ -29,24 +28,6 @@ _WARM_UP = (
     2**16
 )  # seed of the prompts before the first round, which no round asks again
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
-
-
-@frozen
-class MeasuredServer:
-    """A server, and the ``python`` that runs the benchmark.
-
-    ``model`` is the model's name there, ``tokenizer`` a folder or a name. ``words`` are those of
-    `vllm serve` on the head, ``shared`` the variables of all nodes, ``facts`` those of each node;
-    they are unknown for a server that patchkit did not start.
-    """
-
-    url: str
-    python: str
-    model: str
-    tokenizer: str
-    words: Texts = ()
-    shared: Values = field(default_factory=dict)
-    facts: tuple[NodeFacts, ...] = ()
 
 
 def server_of(cluster: Cluster, model: str, venv: str) -> MeasuredServer:
@@ -139,25 +120,14 @@ def measure_rounds(
     for load in loads:
         tell(f"{load.name}: the server warms up")
         warm_up = folder / "warm-up.json"
-        run_benchmark(_benchmark(server, load, _WARM_UP), warm_up)
+        run_benchmark(server, load, warm_up, seed=_WARM_UP)
         warm_up.unlink()
 
     for number in range(rounds):
         for load in loads:
             tell(f"round {number + 1} of {rounds}: {load.name}")
             place = result_file(folder, load.name, number)
-            run_benchmark(_benchmark(server, load, number), place)
-
-
-def _benchmark(server: MeasuredServer, load: BenchLoad, seed: int) -> Benchmark:
-    return Benchmark(
-        python=server.python,
-        url=server.url,
-        model=server.model,
-        tokenizer=server.tokenizer,
-        load=load,
-        seed=seed,
-    )
+            run_benchmark(server, load, place, seed=number)
 
 
 def _keep_conditions(folder: Path, conditions: Fields) -> None:

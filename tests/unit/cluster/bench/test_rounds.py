@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.bench.benchmark import BenchLoad, Benchmark, run_benchmark
+from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer, run_benchmark
 from patchkit.cluster.bench.figures import result_file
 from patchkit.cluster.bench.rounds import (
-    MeasuredServer,
     bench_python,
     describe_conditions,
     measure_rounds,
@@ -74,15 +73,9 @@ def test_a_server_is_measured_once_and_only_whole(tmp_path, monkeypatch):
 def test_one_load_has_its_answer(tmp_path, monkeypatch):
     asker = write_files(tmp_path, {"python": ASKER}, mode=0o755) / "python"
     monkeypatch.setenv("ANSWERED", "8")
-    benchmark = Benchmark(
-        python=str(asker),
-        url="http://spark-1.invalid:8000",
-        model="proof",
-        tokenizer="proof",
-        load=BenchLoad(**PROOF_SETTINGS["serve"]["load"]),
-        seconds=60,
-    )
-    answer = run_benchmark(benchmark, tmp_path / "bench" / "serve-cold.json")
+    load = BenchLoad(**PROOF_SETTINGS["serve"]["load"])
+    place = tmp_path / "bench" / "serve-cold.json"
+    answer = run_benchmark(server(asker), load, place, seconds=60)
     assert answer == {"completed": 8, "output_throughput": 5.5}
 
 
