@@ -24,7 +24,7 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.launch.cluster import Cluster, read_cluster_file
+from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.doctor.answer_check import check_answers
 from patchkit.doctor.archive import (
@@ -49,7 +49,6 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
-_QUOTING = ("what", "why", "hint")  # the fields of a finding that may hold secrets
 _READER = "patchkit doctor --log -"
 
 
@@ -95,12 +94,15 @@ def doctor_command(
         require_new(save)
 
     examination = add_first_use(_examine(log=log, **options))
-    findings = []
-    for finding in examination.findings:  # which quote logs and errors
-        masked: dict[str, Any] = {}
-        for name in _QUOTING:
-            masked[name] = mask_secrets(getattr(finding, name))
-        findings.append(replace(finding, **masked))
+    findings = [
+        replace(  # these texts quote logs and errors
+            finding,
+            what=mask_secrets(finding.what),
+            why=mask_secrets(finding.why),
+            hint=mask_secrets(finding.hint),
+        )
+        for finding in examination.findings
+    ]
     yield {"findings": [finding.fields() for finding in findings]}
 
     if log and not verbose:
@@ -129,37 +131,25 @@ def _examine(
     if log is not None:
         return _examine_log(log, venv)
 
-    if with_cluster or file is not None:
+    is_local = not with_cluster and file is None
+    if is_local:
+        choices = {"serve": ServeChoices(port=port)} if port else {}
+        cluster = cluster_here(venv, **choices)
+    else:
         cluster = read_cluster_file(file or FILE)
-        if boot:
-            return examine_boot(cluster, boot)
-        examination = examine_cluster(cluster, gpu=gpu, is_local=False)
-        return _add_answers(examination, cluster, 0, answers, accept)
 
-    choices = {"serve": ServeChoices(port=port)} if port else {}
-    cluster = cluster_here(venv, **choices)
     if boot:
         return examine_boot(cluster, boot)
     examination = examine_cluster(
         cluster,
         gpu=gpu,
         port=port or 0,
-        is_local=True,
+        is_local=is_local,
     )
-    return _add_answers(examination, cluster, port or 0, answers, accept)
-
-
-def _add_answers(
-    examination: Examination,
-    cluster: Cluster,
-    port: int,
-    answers: bool,
-    accept: bool,
-) -> Examination:
-    """Add what the model's answers show, if the user wants to know it."""
+    # Add what the model's answers show, if the user wants to know it.
     if not answers and not accept:
         return examination
-    findings = check_answers(cluster, port=port, accept=accept)
+    findings = check_answers(cluster, port=port or 0, accept=accept)
     return replace(examination, findings=(*findings, *examination.findings))
 
 
