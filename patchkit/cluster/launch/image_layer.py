@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,8 +82,9 @@ def patch_image(
         (folder / "Containerfile").write_text(text, encoding="utf-8")
 
         add_needs(folder, contents, report("fetching what patchkit needs in the image"))
-        archive = _pack(folder)
-        return _build_layer(cluster, image, archive, layer_id, report)
+        with translated(at=folder):
+            archive = shutil.make_archive(str(folder), "tar", folder)
+        return _build_layer(cluster, image, Path(archive), layer_id, report)
 
 
 def _apply_options(target: str, native: bool) -> list[str]:
@@ -103,13 +103,6 @@ def _copy_package(folder: Path) -> None:
 
     with translated(at=folder):
         shutil.copytree(package, folder / "patchkit", ignore=ignored)
-
-
-def _pack(folder: Path) -> Path:
-    archive = folder.with_suffix(".tar")
-    with translated(at=folder), tarfile.open(archive, "w") as packed:
-        packed.add(folder, ".")
-    return archive
 
 
 def _build_layer(
