@@ -53,7 +53,7 @@ class Container:
             *self._variables(),
         ]
 
-        options += [mount(folder, "", "readonly") for folder in self.folders]
+        options += [mount(folder, "readonly") for folder in self.folders]
         options += [mount(f"{home}/{CACHES}"), mount(self._hub)]
 
         if not self.image.wraps:
@@ -114,9 +114,9 @@ class Container:
         return ("/bin/sh", "-c", f"unset {MARK}; {removal} >/dev/null 2>&1")
 
 
-def mount(folder: str, at: str = "", *flags: str) -> str:
-    """Return the option that mounts a folder in a container, at the same path if ``at`` is ""."""
-    parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *flags]
+def mount(folder: str, *flags: str) -> str:
+    """Return the option that mounts a folder in a container, at the same path."""
+    parts = ["type=bind", f"src={folder}", f"dst={folder}", *flags]
     return "--mount=" + ",".join(map(_csv_field, parts))
 
 

@@ -40,7 +40,7 @@ def test_check_asks_for_nothing_that_up_does_not_tell_an_engine(tmp_path):
         ({"spec": ""}, ["--gpus=all"], "nvidia.com"),
         ({"spec": "", "engine": "podman"}, ["--device=nvidia.com/gpu=all"], "--gpus"),
         ({"infiniband": False, "wraps": True}, [" sha256:0123"], "--entrypoint"),
-        ({}, [mount("/data/hub/models--a--b", "", "readonly")], "snapshots/0123,"),
+        ({}, [mount("/data/hub/models--a--b", "readonly")], "snapshots/0123,"),
         ({"set": {"HF_HOME": "/hf"}}, [mount("/hf")], "--env=HF_HOME"),
         (
             {},
