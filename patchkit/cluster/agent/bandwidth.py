@@ -7,12 +7,10 @@ listens at its address on the cable alone, takes one connection, and ends after 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -28,6 +26,9 @@ _PATIENCE = 15.0  # seconds for the other end to come
 _ANSWER_S = 5.0
 _POLL_S = 0.1
 _PIECE = 4 << 20  # bytes
+# The sender shows the first half of the token, the receiver the second one.
+_FIRST = slice(None, 16)
+_SECOND = slice(16, None)
 # Columns: bytes, iterations, peak and average in Gb/s, messages.
 _ROW = re.compile(r"^ *\d+ +\d+ +[\d.]+ +([\d.]+) +[\d.]+ *$", re.MULTILINE)
 
@@ -39,44 +40,31 @@ def has_tool() -> bool:
 
 
 def receive(
-    address: str,
-    token: str,
-    seconds: float,
-    device: Sequence[str] = (),
+    address: str, token: str, seconds: float, device: Sequence[str] = ()
 ) -> Iterator[int]:
     """Listen at an address; yield the port; take what one sender sends, and end.
 
     ``device`` are the words with which ib_write_bw receives through an RDMA device. Without them, a
     sender has to know ``token``. Raises HostError unless ib_write_bw listens, and only there.
     """
-    listener = socket.create_server((address, 0), backlog=1)
-    port = listener.getsockname()[1]
-    if device:
-        listener.close()
-        words = _tool_words(port, seconds, device)
-        with Follow(*words, _BOUND, address) as tool:
-            end = time.monotonic() + _ANSWER_S
-            while {place.address for place in find_listeners([port])} != {address}:
-                if time.monotonic() > end:
-                    raise HostError(f"{TOOL} does not listen at {address} alone")
-                time.sleep(_POLL_S)
-
+    with socket.create_server((address, 0), backlog=1) as listener:
+        port = listener.getsockname()[1]
+        if not device:
             yield port
-            for _line in tool:
-                pass
-        return
+            _take_one(listener, token, seconds)
+            return
 
-    taker = threading.Thread(
-        target=_take_one, args=(listener, token, seconds), daemon=True
-    )
-    taker.start()
-    try:
+    words = _tool_words(port, seconds, device)
+    with Follow(*words, _BOUND, address) as tool:
+        end = time.monotonic() + _ANSWER_S
+        while {place.address for place in find_listeners([port])} != {address}:
+            if time.monotonic() > end:
+                raise HostError(f"{TOOL} does not listen at {address} alone")
+            time.sleep(_POLL_S)
+
         yield port
-        taker.join(seconds + 2 * _PATIENCE)
-    finally:
-        with contextlib.suppress(OSError):  # it is closed
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+        for _line in tool:
+            pass
 
 
 def transmit(
@@ -95,9 +83,9 @@ def transmit(
         words = _tool_words(port, seconds, device)
         done = attempt(*words, address, timeout=seconds + 2 * _PATIENCE)
         rates = _ROW.findall(done.output)
-        if done.trouble or not rates:
-            last_line = (done.trouble or "it printed no rate").splitlines()[-1]
-            raise HostError(f"{TOOL}: {last_line}")
+        if not rates:
+            reason = done.trouble or "it printed no rate"
+            raise HostError(f"{TOOL}: {reason.splitlines()[-1]}")
         return read_count(rates[-1])
 
     try:
@@ -122,44 +110,34 @@ def _tool_words(port: int, seconds: float, device: Sequence[str]) -> list[str]:
 def _take_one(listener: socket.socket, token: str, seconds: float) -> None:
     """Take the data of the first connection that knows the token."""
     end = time.monotonic() + _PATIENCE
-    with contextlib.suppress(OSError):  # nobody came, or the listener is closed
-        while (left := end - time.monotonic()) > 0:
-            listener.settimeout(left)
-            connection, _address = listener.accept()
-            with connection:
-                connection.settimeout(_ANSWER_S)
-                if _knows(connection, token):
-                    listener.close()
-                    _drain(connection, token, seconds)
-                    return
+    while listener.fileno() >= 0 and (left := end - time.monotonic()) > 0:
+        listener.settimeout(left)
+        with contextlib.suppress(OSError), listener.accept()[0] as connection:
+            connection.settimeout(_ANSWER_S)
+            if _meets(connection, token, _FIRST):
+                listener.close()
+                connection.sendall(token.encode()[_SECOND])
+                _drain(connection, seconds + _PATIENCE)
 
 
-def _knows(connection: socket.socket, token: str) -> bool:
-    with contextlib.suppress(OSError):
-        text = connection.recv(len(token), socket.MSG_WAITALL)
-        return hmac.compare_digest(text, token.encode())
-    return False
+def _meets(connection: socket.socket, token: str, part: slice) -> bool:
+    """Return whether the other end sends its part of the token."""
+    expected = token.encode()[part]
+    answer = connection.recv(len(expected), socket.MSG_WAITALL)
+    return hmac.compare_digest(answer, expected)
 
 
-def _proof(token: str) -> bytes:
-    """Return what a receiver that knows the token answers."""
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _drain(connection: socket.socket, token: str, seconds: float) -> None:
-    connection.sendall(_proof(token))
-
+def _drain(connection: socket.socket, seconds: float) -> None:
     # With MSG_TRUNC the kernel drops the data, so that no time goes into a copy.
     room = bytearray(_PIECE)
-    end = time.monotonic() + seconds + _PATIENCE
+    end = time.monotonic() + seconds
     while time.monotonic() < end and connection.recv_into(room, 0, socket.MSG_TRUNC):
         pass
 
 
 def _send(connection: socket.socket, token: str, seconds: float) -> float:
-    proof = _proof(token)
-    connection.sendall(token.encode())
-    if not hmac.compare_digest(connection.recv(len(proof), socket.MSG_WAITALL), proof):
+    connection.sendall(token.encode()[_FIRST])
+    if not _meets(connection, token, _SECOND):
         raise OSError("another program answers")
 
     with os.fdopen(os.memfd_create("patchkit"), "wb+") as file:
