@@ -173,7 +173,7 @@ class MemoryGuard:
         self.floor: float = settings["floor"] * _GIB
         self.mark = 2 * self.floor
         missing = float(os.environ.get(MISSING, "0"))
-        self.needs = (settings["needs"] - missing) * _GIB
+        self.needs = max((settings["needs"] - missing) * _GIB, self.mark)
         self.ended = False
         self._is_ready = False
         self._waits = False
@@ -196,8 +196,7 @@ class MemoryGuard:
         self._groups: dict[Path, RankGroup] = {}
         # Where groups are or will be: that of the unit, which runs a program in a container.
         self._paths = {_read_group(Path("/proc/self")).with_name(settings["unit"])}
-        self._killed: set[int] = set()
-        self._ended: set[int] = set()
+        self._killed: dict[int, bool] = {}  # inode of a group → whether at once
         self._looks = collections.deque[ProcessSizes]()
         self._looked_at = 0.0
         self._noted_at = 0.0
@@ -259,16 +258,14 @@ class MemoryGuard:
 
         is_short = self.read_memory().left < self.needs
         is_early = time.monotonic() < self._wait_ends
-        self._waits = is_short and is_early and not self._runs()
+        members = [group.read_members() for group in self._groups.values()]
+        self._waits = is_short and is_early and not any(members)
         if self._waits:
             return
 
         self._is_ready = True
         self._writer.submit(notify, "READY=1")
         self._noted_at = 0.0
-
-    def _runs(self) -> bool:
-        return any(group.read_members() for group in self._groups.values())
 
     def read_memory(self) -> MemoryLeft:
         """Return the memory of this machine now."""
@@ -322,16 +319,14 @@ class MemoryGuard:
 
         A group that was ended at once is systemd's, whose own programs for the end run in it.
         """
-        groups = [group for group in self._groups.values() if group.read_members()]
-        groups = [group for group in groups if group.inode not in self._ended]
-        new = {group.inode for group in groups} - self._killed
+        living = [group for group in self._groups.values() if group.read_members()]
+        new = {group.inode for group in living} - self._killed.keys()
         if new and memory.left > self.floor / 2:  # else there is no time for a look
             self.look_at_processes(memory)
 
-        for group in groups:
-            if group.end():
-                self._ended.add(group.inode)
-        self._killed |= new
+        for group in living:
+            was_at_once = self._killed.get(group.inode)
+            self._killed[group.inode] = was_at_once or group.end()
         if not new:
             return
 
@@ -342,9 +337,9 @@ class MemoryGuard:
             text=text,
             missing=round((self.mark - memory.left) / _GIB, 2),
         )
-        say(f"memory: {text}")
         with suppress(OSError):  # the disk is full
             put_record(self._record, encode_stop(stop))
+        say(f"memory: {text}")
 
     def _describe(self, memory: MemoryLeft) -> str:
         floor = self.floor / _GIB
@@ -434,19 +429,17 @@ def _read_processes() -> Iterator[tuple[int, ProcessSize]]:
                 )
 
 
-def describe_growth(former: Iterable[ProcessSizes], now: ProcessSizes) -> str:
+def describe_growth(looks: Iterable[ProcessSizes], now: ProcessSizes) -> str:
     """Return what grew most since the first one of some looks since which anything did."""
-    fell = 0
-    seconds = 0.0
-    for before in former:
-        fell = max(before.left - now.left, 0)
-        seconds = now.at - before.at
+    text = ""
+    for before in looks:
         subject, grown = most_grown(before, now)
+        seconds = now.at - before.at
         if grown >= _NOTHING:
             return f"{subject} grew by {grown / _GIB:.1f} GiB in {seconds:.0f} s"
-
-    less = f"{fell / _GIB:.2f} GiB less than {seconds:.0f} s before"
-    return f"{less}, and no process grew"
+        fell = max(before.left - now.left, 0) / _GIB
+        text = f"{fell:.2f} GiB less than {seconds:.0f} s before, and no process grew"
+    return text
 
 
 def most_grown(before: ProcessSizes, now: ProcessSizes) -> tuple[str, int]:
