@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from patchkit.runtime.check.content import CheckedText
 
 _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
-_COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 
 
 @click.command
@@ -125,7 +124,7 @@ def _summary(
 ) -> str:
     """Return the number of problems in a file, and the facts that it was checked against."""
     counts = Counter(problem.level for problem in problems)
-    parts = [counted_noun(counts[level], level) for level in _COUNTED if counts[level]]
+    parts = [counted_noun(counts[level], level) for level in Level if counts[level]]
     result = ", ".join(parts) or "no problems"
     is_bad = counts.keys() - {Level.NOTE}
 
