@@ -13,7 +13,6 @@ import shlex
 import textwrap
 from enum import StrEnum
 
-from patchkit.errors import PatchkitError
 from patchkit.frozen import positional
 from patchkit.runtime.rules.releases import read_env_data, refusal
 from patchkit.runtime.rules.secret_texts import is_secret
@@ -60,7 +59,11 @@ def render_assignment(kind: Format, entry: EnvEntry) -> str:
     if is_secret(name) and entry.value:
         raise refusal("secret-value", name=name)
     if trouble := _format_trouble(kind, name, entry.value):
-        raise _refuse_value(kind, entry, trouble)
+        formats = [
+            form for form in Format if not _format_trouble(form, name, entry.value)
+        ]
+        able = ", ".join(formats) or "none"
+        raise refusal("value-in-format", name=name, trouble=trouble, able=able)
 
     if is_secret(name):
         return _refer_to_secret(kind, name)
@@ -73,19 +76,6 @@ def render_assignment(kind: Format, entry: EnvEntry) -> str:
             return f'{name}="{value}"'
         case _:
             return f"{name}={entry.value}"
-
-
-def _refuse_value(kind: Format, entry: EnvEntry, trouble: str) -> PatchkitError:
-    """Return the error for a value that a format cannot hold; it names the formats that can."""
-    name = entry.name
-    able = [form for form in Format if not _format_trouble(form, name, entry.value)]
-
-    if not able:
-        return refusal("no-format", name=name, trouble=trouble)
-
-    return refusal(
-        "other-format", name=name, trouble=trouble, format=kind, able=", ".join(able)
-    )
 
 
 def _refer_to_secret(kind: Format, name: str) -> str:
