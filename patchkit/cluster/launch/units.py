@@ -67,6 +67,7 @@ _SECONDS_PER_GIB = 12
 _MOST_GIB = 120  # weights in a node's memory at most
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 _COMMENT = re.compile("^#.*\n", re.MULTILINE)  # of a template
+_INDEX = "index_head_dim"  # in configs of models with sparse attention
 
 
 def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
@@ -204,7 +205,11 @@ class GroupUnits:
         weights = read_gigabytes(rank.command.request, flags) * 1e9 / division.tensor
 
         plan = rank.command.plan
-        cache = plan.cache_gib * BYTES_PER_GIB if plan and plan.is_whole else 0.0
+        checkpoint = rank.command.request.checkpoint
+        cache = 0.0
+        # Sparse attention reads a part of the cache.
+        if plan and plan.is_whole and checkpoint and _INDEX not in checkpoint.config:
+            cache = max(plan.cache_gib, 0.0) * BYTES_PER_GIB
         return weights, cache * division.layer, bandwidth * 1e9
 
     def memory_floor(self, rank: PlannedRank) -> float:

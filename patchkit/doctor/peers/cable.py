@@ -228,17 +228,17 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
         raise NotCheckedError(end.obstacle)
 
     peers_by_name = {peer.node: peer for peer in peers}
-    findings: dict[Finding, None] = {}
-    names: dict[str, None] = {}
-    netdevs: dict[str, None] = {}
-    for name, way in end.report.part("ways"):
-        if name in peers_by_name:
-            findings |= dict.fromkeys(_way_findings(end, peers_by_name[name], way))
-            names[name] = None
-            netdevs[way.netdev] = None
-
-    if not names:
+    ways = [
+        (peers_by_name[name], way)
+        for name, way in end.report.part("ways")
+        if name in peers_by_name
+    ]
+    if not ways:
         raise NotCheckedError("no address of another node is known")
+
+    findings: dict[Finding, None] = {}
+    for peer, way in ways:
+        findings |= dict.fromkeys(_way_findings(end, peer, way))
 
     wrong = {finding.about for finding in findings}
     fine = [
@@ -246,8 +246,8 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
             about,
             end.node,
             mtu=end.mtu,
-            others=", ".join(names),
-            netdevs=", ".join(netdevs),
+            others=", ".join(dict.fromkeys(peer.node for peer, _way in ways)),
+            netdevs=", ".join(dict.fromkeys(way.netdev for _peer, way in ways)),
         )
         for about in _OF_WAYS
         if about not in wrong
@@ -264,8 +264,12 @@ def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
     if way.plain == "answers" and end.mtu != peer.mtu:
         way = replace(way, full="unknown", said=f"{peer.node} has another MTU")
 
-    netdev = _netdev_towards(end, way)
-    for result in way_checks(way, netdev, peer.node):
+    # If none or several are in the network of the address: the one with the node's address.
+    netdevs = netdevs_towards(end.report.host.netdevs, way.address)
+    if len(netdevs) != 1 and end.holder:
+        netdevs = [end.holder.name]
+
+    for result in way_checks(way, netdevs[0], peer.node):
         if result.level is Level.UNKNOWN:
             yield unchecked(result.about, end.node, result.what)
         elif result.level is not Level.OK:
@@ -285,18 +289,6 @@ def _way_fault(result: Finding, end: CableEnd, peer: CableEnd, way: Way) -> Find
         what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
         command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
     )
-
-
-def _netdev_towards(end: CableEnd, way: Way) -> str:
-    """Return the name of the interface through which packets of a way should go.
-
-    That is the only interface in the network of the way's address; if none or several are in it,
-    the one that has the node's address.
-    """
-    candidates = netdevs_towards(end.report.host.netdevs, way.address)
-    if len(candidates) == 1:
-        return candidates[0]
-    return end.holder.name if end.holder else ""
 
 
 @check("link")
