@@ -243,3 +243,18 @@ def test_a_second_model_needs_room_beside_the_first(tmp_path, available, changes
         assert "disable --now patchkit-chat.service" in caught.value.hint
     else:
         assert "page cache counts as free" in caught.value.why
+
+
+@pytest.mark.parametrize("extra", [{}, {"index_head_dim": 128}])
+def test_a_start_writes_down_what_bounds_its_speed(tmp_path, extra):
+    """The weights that a token reads, the cache if all of it is read, the bandwidth."""
+    checkpoint = checkpoint_of(ROW)
+    config = {**checkpoint.config, **extra}
+    there = replace(
+        THERE[FOLDER], checkpoint=replace(checkpoint, config=config, reads=5e9)
+    )
+    facts = facts_with(tmp_path, 110, models={FOLDER: there})
+    units = units_of(cluster("spark-1"), [facts], FOLDER)
+    weights, cache, bandwidth = json.loads(units.node_files()[0]["group.json"])["speed"]
+    assert (weights, bandwidth) == (5e9, 273e9)
+    assert cache == (0 if extra else units.ranks[0].command.plan.cache_gib * 2**30)
