@@ -34,11 +34,11 @@ class Bounds:
 
     facts: int
     apart: Mapping[str, float]
-    moved: float
-    moved_same: float
+    moved: Mapping[str, float]
     perplexity: Mapping[str, float]
     marks: Mapping[str, Texts]
     back_ends: Texts
+    no_numbers: str
 
 
 _BOUNDS = read_toml(Bounds, RECIPES / "answers" / "bounds.toml")
@@ -198,16 +198,12 @@ def _judge_move(case: AnswerCase) -> _Judged:
         _gap(former.logprobs.get(name, ()), values)
         for name, values in case.chances.items()
     ]
-    shift = sum(gaps) / max(len(gaps), 1)
-    fields = {
-        "shift": shift,
-        "bound": _BOUNDS.moved,
-        "changes": _changes(case.answers.start, former.start),
-    }
-    if shift > _BOUNDS.moved:
-        yield "moved", fields
-    elif shift > _BOUNDS.moved_same:
-        yield "drift", fields
+    shift = max(gaps, default=0.0)
+    changes = _changes(case.answers.start, former.start)
+    for about, bound in _BOUNDS.moved.items():
+        if shift > bound:
+            yield about, {"shift": shift, "bound": bound, "changes": changes}
+            return
 
 
 def _gap(first: Sequence[float], second: Sequence[float]) -> float:
@@ -286,7 +282,8 @@ def _judge_refusals(case: AnswerCase) -> _Judged:
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     for reply in case.answers.replies:
         if reply.refusal and (reply.about, reply.status) != ("tool", 400):
-            about = "failed" if reply.status >= _FAILED else "unasked"
+            is_broken = reply.status >= _FAILED or _BOUNDS.no_numbers in reply.refusal
+            about = "failed" if is_broken else "unasked"
             kinds.setdefault((about, reply.refusal), {})[reply.about] = None
 
     for (about, refusal), names in kinds.items():

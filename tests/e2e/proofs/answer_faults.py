@@ -13,14 +13,26 @@ from typing import Any
 import torch
 
 
+def in_fp4(values: torch.Tensor) -> torch.Tensor:
+    """Return numbers as NVFP4 holds them: 4 bits, and a scale for each block of 16."""
+    steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    blocks = values.reshape(-1, 16).float()
+    scale = blocks.abs().amax(1, keepdim=True).clamp_min(1e-12) / 6
+    nearest = ((blocks / scale).abs()[..., None] - steps).abs().argmin(-1)
+    made = steps[nearest] * blocks.sign() * scale
+    return made.reshape(values.shape).to(values.dtype)
+
+
 class Faults:
     """Methods for the worker of vLLM; ``/collective_rpc`` calls them."""
 
     undo: list[Callable[[], None]]
+    number: int
 
     def damage(self, kind: str, seed: str) -> str:
         """Make a fault; return what was done."""
         self.undo = []
+        self.number = int(seed)
         dice = random.Random(int(seed))
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         return getattr(self, f"_{kind}")(model, dice)
@@ -66,15 +78,14 @@ class Faults:
         return f"{layer}: {one} and {two}"
 
     def _noise(self, model: Any, dice: random.Random) -> str:
-        """The scales of blocks of 16 are those of other blocks, as of FP4 read in a wrong order."""
-        layer, weights = self._experts(model, dice)
+        """All experts are as FP4 read with the scales of other blocks of 16."""
         generator = torch.Generator().manual_seed(dice.randrange(1 << 30))
-        for weight in weights:
+        for weight in self._all_experts(model):
             blocks = weight.view(-1, 16)
             scales = blocks.abs().amax(1, keepdim=True).clamp_min(1e-6)
             order = torch.randperm(len(blocks), generator=generator)
             blocks.copy_((blocks / scales * 6).round() / 6 * scales[order])
-        return layer
+        return "all experts"
 
     def _fp8(self, model: Any, dice: random.Random) -> str:
         """No fault: all experts as FP8 holds them, with a scale for each row."""
@@ -87,14 +98,25 @@ class Faults:
 
     def _fp4(self, model: Any, dice: random.Random) -> str:
         """No fault: all experts as NVFP4 holds them, with a scale for each block of 16."""
-        steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
         for weight in self._all_experts(model):
-            blocks = weight.reshape(-1, 16).float()
-            scale = blocks.abs().amax(1, keepdim=True).clamp_min(1e-12) / 6
-            nearest = ((blocks / scale).abs()[..., None] - steps).abs().argmin(-1)
-            made = steps[nearest] * blocks.sign() * scale
-            weight.copy_(made.reshape(weight.shape))
+            weight.copy_(in_fp4(weight))
         return "all experts in NVFP4"
+
+    def _w4a4(self, model: Any, dice: random.Random) -> str:
+        """No fault: what goes into the experts as NVFP4 holds it, as native FP4 kernels do."""
+
+        def round_input(
+            _module: Any, given: tuple[Any, ...], named: dict[str, Any]
+        ) -> Any:
+            if given:
+                return (in_fp4(given[0]), *given[1:]), named
+            return given, {**named, "hidden_states": in_fp4(named["hidden_states"])}
+
+        for layer in model.model.layers:
+            experts = layer.block_sparse_moe.experts
+            handle = experts.register_forward_pre_hook(round_input, with_kwargs=True)
+            self.undo.append(handle.remove)
+        return "inputs of all experts in NVFP4"
 
     def _all_experts(self, model: Any) -> list[torch.Tensor]:
         parameters = model.named_parameters()
@@ -111,7 +133,7 @@ class Faults:
         ).cos_sin_cache
         kept = self._keep(table)
         half = kept.shape[1] // 2
-        how = dice.choice(["none", "base", "double"])
+        how = ("none", "base", "double")[self.number % 3]
         if how == "none":
             kept[:, :half] = 1
             kept[:, half:] = 0

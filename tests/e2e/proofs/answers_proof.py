@@ -21,7 +21,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from e2e.proofs.tiny_model import QUESTIONS
@@ -45,13 +45,14 @@ KINDS = {
     "swap": "two experts swapped",
     "rope": "rotation of positions",
     "zero": "a layer that adds nothing",
-    "noise": "FP4 scales of other blocks, in one layer",
+    "noise": "experts in FP4 with the scales of other blocks",
     "nan": "a layer that computes no numbers",
     "stale": "a stale block behind a cached beginning",
     "template": "another model's chat template",
     "parser": "another model's parser of tool calls",
     "fp8": "nothing: experts in FP8",
     "fp4": "nothing: experts in NVFP4",
+    "w4a4": "nothing: inputs of the experts in NVFP4",
     "healthy": "nothing: dtypes, blocks, caches, chunks, compiled",
 }
 TABLE = Path(__file__).parents[2] / "data" / "answers" / "proof.tsv"
@@ -74,7 +75,7 @@ GOOD_PARSER = (*PARSER, "hermes")
 BASE = ("--dtype", "bfloat16", "--enforce-eager", *GOOD_PARSER)
 LIVE = ("scale", "swap", "rope", "zero", "noise", "stale", "nan")
 # No faults: what another format of the weights does.
-FORMATS = ("fp8", "fp4")
+FORMATS = ("fp8", "fp4", "w4a4")
 ONCE = (*FORMATS, "nan")  # nothing in them is drawn by lot
 # Flags of a start that is wrong.
 BY_FLAGS = {
@@ -165,6 +166,8 @@ def judge(answers: ModelAnswers, healthy: ModelAnswers | None) -> list[Finding]:
     former = None
     if healthy:
         former = fingerprint(case_of(healthy), [], 0.0)
+        start = replace(former.start, parts={**former.start.parts, "flags": "others"})
+        former = replace(former, start=start)
     case = AnswerCase(answers=answers, former=former, again="", log=())
     return answer_findings("here", case)
 
@@ -220,6 +223,7 @@ def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
                 detail = json.loads(
                     post("/collective_rpc", method="damage", args=[kind, str(seed)])
                 )["results"][0]
+                detail = f"{seed} {detail}"
                 rows.append(ask_and_judge(kind, detail, healthy, work))
                 post("/collective_rpc", method="mend")
         post("/reset_prefix_cache")
