@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -14,7 +13,6 @@ from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_option
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import (
     Blocks,
-    Row,
     VerbGroup,
     option,
     rendered,
@@ -24,8 +22,6 @@ from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer
 from patchkit.cluster.bench.figures import (
     ENOUGH,
     MAIN,
-    FigureDifference,
-    Series,
     compare_series,
     find_changes,
     read_conditions,
@@ -126,7 +122,9 @@ def run_bench(
     all_series = read_series(folder)
     yield {"folder": folder, "figures": all_series}
     yield from table(
-        _series_row(series) for series in all_series if series.figure in MAIN
+        (series.load, series.figure, f"{series.text} {series.unit}")
+        for series in all_series
+        if series.figure in MAIN
     )
     yield f"kept: {folder}/digest.json, raw/"
 
@@ -141,11 +139,6 @@ def _measured_server(
     server = server_at(url.rstrip("/").removesuffix("/v1"))
     python = bench_python(venv)
     return MeasuredServer(url=server.url, python=python, model=model, tokenizer=model)
-
-
-def _series_row(series: Series) -> Row:
-    figures = f"{series.text} {series.unit}"
-    return series.load, series.figure, figures
 
 
 @bench_command.command("diff")
@@ -170,15 +163,9 @@ def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
 
     yield f"figures, {second} by {first}:"
     shown = [pair for pair in pairs if verbose or pair.first.figure in MAIN]
-    yield from _difference_lines(shown)
-
-
-def _difference_lines(pairs: Sequence[FigureDifference]) -> Blocks:
-    rows = []
-    for pair in pairs:
-        series = pair.first
-        rows.append((series.load, series.figure, pair.text, pair.verdict))
-    yield from table(rows)
+    yield from table(
+        (pair.first.load, pair.first.figure, pair.text, pair.verdict) for pair in shown
+    )
     yield LaidOut(
         "better, worse: no value of one reaches the other's; by chance so in 1 of 10 pairs\n"
         "of equals with three repetitions. The figures do not say why."
