@@ -272,7 +272,7 @@ def read_group_journal(
             silent[node.destination] = error
 
     journals = [read(node, offset) for node, offset in offsets.items()]
-    merged = heapq.merge(*journals, key=_moment_and_node)
+    merged = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
     return GroupJournal(
         lines=_merge_arriving(journals) if follow else merged,
         silent=silent,
@@ -292,11 +292,6 @@ def _clock_offset(node: Remote) -> float:
     if abs(offset) > _LONGEST:
         raise HostError(f"{node.destination}: its clock says nothing")
     return offset
-
-
-def _moment_and_node(entry: tuple[str, JournalLine]) -> tuple[int, str]:
-    node, line = entry
-    return line.time, node
 
 
 def _merge_arriving(
