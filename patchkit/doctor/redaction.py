@@ -187,7 +187,7 @@ class Redactor:
             is_learned = is_named and _is_distinctive(word)
 
             # A plain word is not remembered: it is replaced only where a pattern names it.
-            if is_learned and self._known_spelling(word) not in self._known:
+            if is_learned and not self._known_placeholder(word):
                 self._know(word, kind)
 
     def _is_name(self, word: str) -> bool:
@@ -274,17 +274,18 @@ class Redactor:
         It has a group for each kind. Where several kinds match, the first group counts: names
         come before numbers.
         """
+        forms = {kind: [form] for kind, form in _DATA.name_patterns.items()}
         longest_first = sorted(self._known, key=lambda word: (-len(word), word))
-        known = "|".join(map(self._known_form, longest_first))
-        forms = {**_DATA.name_patterns, "host": known or _NOTHING}
-
-        macs = [mac_form(str(key)) for key in self._numbers["mac"]]
-        forms["mac"] = "|".join((*macs, _NOTHING))
-
+        forms["host"] = [self._known_form(word) for word in longest_first]
+        forms["mac"] = [mac_form(str(key)) for key in self._numbers["mac"]]
         for kind, patterns in _DATA.number_patterns.items():
-            forms[kind] = "|".join((forms.get(kind, _NOTHING), *patterns))
+            forms.setdefault(kind, []).extend(patterns)
 
-        groups = [f"(?P<{kind}>{form})" for kind, form in forms.items()]
+        # A kind without a form matches nothing.
+        groups = [
+            f"(?P<{kind}>{'|'.join((*patterns, _NOTHING))})"
+            for kind, patterns in forms.items()
+        ]
         return re.compile("|".join(groups), re.IGNORECASE)
 
     def _known_form(self, word: str) -> str:
@@ -336,8 +337,7 @@ class Redactor:
 
     def _placeholder_for(self, kind: str, value: str) -> str:
         """Return the placeholder of a value; a known value keeps that of its first kind."""
-        known = self._known.get(self._known_spelling(value))
-        return known or self._number(kind, value)
+        return self._known_placeholder(value) or self._number(kind, value)
 
     def _counted(self, kind: str, value: str) -> str:
         placeholder = self._placeholder_for(kind, value)
@@ -345,21 +345,21 @@ class Redactor:
         self.counts[placeholder] += 1
         return placeholder
 
-    def _known_spelling(self, word: str) -> str:
-        """Return the spelling under which a word is known, else the word in small letters.
+    def _known_placeholder(self, word: str) -> str:
+        """Return the placeholder of a known word in any spelling, "" for any other word.
 
         Dashes and underscores do not count: a host may be written without them.
         """
         small = word.casefold()
         if small in self._known:
-            return small
+            return self._known[small]
 
         bare = re.sub("[-_]", "", small)
-        for spelling in self._known:
+        for spelling, placeholder in self._known.items():
             if re.sub("[-_]", "", spelling) == bare:
-                return spelling
+                return placeholder
 
-        return small
+        return ""
 
     def _spans_of_match(self, match: re.Match[str]) -> Spans:
         """Yield the private parts of a match of ``_whole_pattern``; there may be none."""
