@@ -61,6 +61,9 @@ _ERRORS = (_EXCEPTION, *map(text_pattern, _ERROR_BEGINNINGS))
 _ERROR_TEXTS = [error.text for error in _ERRORS]
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _TRACEBACK_LINES = 80
+_GENERAL_WEIGHT = (
+    1000  # characters: texts of general symptoms count as so much less specific
+)
 _LEVELS = ("error", "warning", "note")
 _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
@@ -302,7 +305,8 @@ def _first_strange(
     """Return the first error that no symptom describes, and the first such one of a request.
 
     An error is looked for unless a root error is described. A line that only has the level of an
-    error counts if no exception does, and if it comes before all errors that are described.
+    error counts if no exception does, and if all errors that are described come after it and only
+    follow from others.
     """
     evidence = (_known_lines(log), log, streams, lives)
     exceptions, requests = _strange_hits(_ERROR_TEXTS, *evidence)
@@ -313,8 +317,11 @@ def _first_strange(
     if exceptions:
         return min(exceptions, key=_by_number), request
 
-    errors = (row.hit.number for row in diagnoses if row.level == "error")
-    first_error = min(errors, default=sys.maxsize)
+    errors = [row for row in diagnoses if row.level == "error"]
+    if not all(row.symptom.follows for row in errors):
+        return None, request
+
+    first_error = min((row.hit.number for row in errors), default=sys.maxsize)
     failures = (SEVERE_LINE, *log_words().marks["failed"])
     lines, _requests = _strange_hits(failures, *evidence)
     earlier_lines = [hit for hit in lines if hit.number < first_error]
@@ -454,7 +461,7 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             continue
 
         hit = min(log.hits_of(symptom.says), key=_by_number)
-        if symptom.general:
+        if symptom.frames:
             symptom = _with_library(symptom, hit, log)
         elif symptom.pinned:
             symptom = _with_pin(symptom, hit, evidence)
@@ -504,11 +511,12 @@ def _with_pin(
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
     by_line: dict[int, int] = {}
+    lighter = _GENERAL_WEIGHT if symptom.general else 0
     for text in symptom.says:
-        weight = text_pattern(text).weight
+        weight = text_pattern(text).weight - lighter
 
         for hit in log.hits_of([text]):
-            heaviest = by_line.get(hit.number, 0)
+            heaviest = by_line.get(hit.number, weight)
             by_line[hit.number] = max(weight, heaviest)
 
     return by_line
@@ -531,6 +539,6 @@ def _hides(
 
     rival_weights = weights[rival.id]
     return all(
-        rival_weights.get(line, 0) > weight
+        rival_weights.get(line, -sys.maxsize) > weight
         for line, weight in weights[symptom.id].items()
     )

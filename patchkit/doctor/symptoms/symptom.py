@@ -132,11 +132,12 @@ class Symptom:
     ``follows``: the symptom only says that something else failed before. ``yields``: it is a
     consequence if the same log has another error. ``ends``: no server outlives it. ``lasts``: it
     goes on although a server serves. ``request``: a client of the server caused it. ``general``:
-    any more specific text of the same line describes it better, and so does the library of the
-    deepest frame before it. ``pinned``: what vLLM's release requires of a package decides, if a
-    package is named. ``answers``: a note that answers a question about a running server.
-    ``example`` are texts that are this symptom, ``other`` similar texts that are not. ``broken``
-    names rows of recipes/env/broken.toml, which come before the other causes.
+    any more specific text of the same line describes it better. ``frames``: the library of the
+    deepest frame before it has the causes, if it is known. ``pinned``: what vLLM's release
+    requires of a package decides, if a package is named. ``answers``: a note that answers a
+    question about a running server. ``example`` are texts that are this symptom, ``other``
+    similar texts that are not. ``broken`` names rows of recipes/env/broken.toml, which come
+    before the other causes.
     """
 
     id: str
@@ -153,6 +154,7 @@ class Symptom:
     lasts: bool = False
     request: bool = False
     general: bool = False
+    frames: bool = False
     pinned: bool = False
     answers: bool = False
 
