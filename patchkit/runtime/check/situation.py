@@ -58,10 +58,9 @@ def add_situation(
 
     # Each version once, at its first place.
     stated = [*_image_versions(content), *_pinned_versions(checked.text)]
-    first_places: dict[tuple[str, str], StatedVersion] = {}
-    for version in sorted(stated, key=attrgetter("line")):
-        first_places.setdefault((version.project, version.version), version)
-    versions = [*first_places.values()]
+    stated.sort(key=attrgetter("line"), reverse=True)
+    first_places = {(row.project, row.version): row for row in stated}
+    versions = sorted(first_places.values(), key=attrgetter("line"))
 
     stated_facts = _judge_versions(versions)
     found_facts = {**_host_facts(host, content), **stated_facts}
