@@ -61,19 +61,6 @@ class Place:
 _WHOLE_FILE = Place()
 
 
-@positional
-class _Start:
-    """The words of a command that start ``program``, a key of the table of starts in said.toml.
-
-    ``index`` is the position of the program's word in the command. ``arguments`` are the words
-    behind the program's verb.
-    """
-
-    program: str
-    index: int
-    arguments: Sequence[Word]
-
-
 @dataclass(slots=True)
 class CommandReader:
     """Add the variables, servers and images of commands to the content of a file."""
@@ -131,17 +118,16 @@ class CommandReader:
 
     def _read_program(self, words: Sequence[Word], place: Place) -> None:
         block = words[0].line
-        start = _find_start(words)
-        index = start.index if start else _count_pairs(words)
-
+        program, index = _find_start(words)
+        arguments = words[index + 2 :]
         variables = [word for word in words[:index] if "=" in word.text]
         self.set_variables(variables, block)
 
-        if start and start.program == _CONTAINER:
+        if program == _CONTAINER:
             inside = replace(place, block=words[index].line)
-            self._read_container(start.arguments, inside)
-        elif start:
-            self._add_server(start.program, start.arguments, block)
+            self._read_container(arguments, inside)
+        elif program:
+            self._add_server(program, arguments, block)
         elif (
             words[0].text.startswith("-")
             and _has_server_flag(words)
@@ -219,7 +205,7 @@ class CommandReader:
         if not words or place.depth > _DEEPEST:
             return
 
-        is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)
+        is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)[0]
 
         image = Image(place.image, 0, 0)
         # The words are arguments of `vllm serve` if the image starts that program, or if one of
@@ -240,14 +226,17 @@ class CommandReader:
         ]
 
 
-def _find_start(words: Sequence[Word]) -> _Start | None:
-    """Return the first start of a server or a container in a command, None if there is none."""
+def _find_start(words: Sequence[Word]) -> tuple[str, int]:
+    """Return the first server or container that a command starts, and the position of its word.
+
+    Return "" and the number of words NAME=value at the beginning if it starts none.
+    """
     for index, (word, next_word) in enumerate(pairwise(words)):
         for program, form in _STARTS.items():
             if form.fullmatch(f"{word.text}\n{next_word.text}"):
-                return _Start(program, index, words[index + 2 :])
+                return program, index
 
-    return None
+    return "", _count_pairs(words)
 
 
 def _count_pairs(words: Sequence[Word]) -> int:
