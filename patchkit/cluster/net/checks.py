@@ -210,10 +210,8 @@ def _check_speed(netdev: Netdev) -> Finding:
         return judge_check(None, name, "speed", "the driver does not say", netdev=name)
 
     right = _NETWORK["link"]["speed"]
-    low, high = _NETWORK["link"]["twin_gbits"]
-    state = (
-        f"{netdev.speed} of {right} Mbit/s for the cage; {low} to {high} Gb/s a twin"
-    )
+    of_twin = _NETWORK["measure"]["expected"][0]
+    state = f"{netdev.speed} of {right} Mbit/s for the cage; {of_twin} a twin"
     return judge_check(netdev.speed == right, netdev.name, "speed", state)
 
 
