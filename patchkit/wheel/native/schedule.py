@@ -15,7 +15,6 @@ from patchkit.wheel.native.assemble import Assembler, Job, Task
 Results = dict[Job, Task | PatchkitError]
 
 _SHARE = 0.8  # of the memory that is available
-_COPIES = 2  # of a PTX text in memory: decompressed, without its end
 
 
 def assemble_all(
@@ -33,7 +32,7 @@ def assemble_all(
     memory = _Memory(int(available_memory() * _SHARE))
 
     try:
-        results, tasks = _plan_all(pool, assembler, jobs, memory)
+        results, tasks = _plan_all(assembler, jobs)
         results |= _make_all(pool, assembler, tasks, memory, progress)
     except BaseException:
         assembler.stopped.set()  # else shutdown would wait for running jobs for minutes
@@ -45,26 +44,18 @@ def assemble_all(
     return results
 
 
-def _plan_all(
-    pool: ThreadPoolExecutor,
-    assembler: Assembler,
-    jobs: Sequence[Job],
-    memory: _Memory,
-) -> tuple[Results, list[Task]]:
+def _plan_all(assembler: Assembler, jobs: Sequence[Job]) -> tuple[Results, list[Task]]:
     """Read all PTX. Return the cached results and errors, and the tasks still to be done."""
-
-    def plan(job: Job) -> Task | PatchkitError:
-        try:
-            # Some kilobytes in a file may be half a gigabyte of text.
-            with memory.held(_COPIES * job.size):
-                return assembler.plan(job)
-        except (SourceError, BuildError) as error:
-            return error
-
     results: Results = {}
     tasks: list[Task] = []
-    for job, task in zip(jobs, pool.map(plan, jobs), strict=True):
-        if isinstance(task, PatchkitError) or task.is_done:
+    for job in jobs:
+        try:
+            task = assembler.plan(job)
+        except (SourceError, BuildError) as error:
+            results[job] = error
+            continue
+
+        if task.is_done:
             results[job] = task
         else:
             tasks.append(task)
