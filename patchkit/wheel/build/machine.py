@@ -209,7 +209,7 @@ WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
 
 _FACTS = "facts.json"
 _STAGED = ".staged-"
-_STALE = 86400  # seconds; nothing is staged for that long
+_STALE = 86400  # seconds; nothing is staged, and no PTX assembled, for that long
 
 
 @contextlib.contextmanager
@@ -221,7 +221,7 @@ def staging() -> Iterator[Path]:
     """
     _require_private(WORK)
     for folder in WORK.glob(f"{_STAGED}*"):
-        remove_stale(folder, _STALE)
+        remove_stale(folder)
 
     with translated("the build is not finished", WORK):
         folder = Path(tempfile.mkdtemp(prefix=_STAGED, dir=WORK))
@@ -234,14 +234,14 @@ def staging() -> Iterator[Path]:
             os.posix_spawnp("rm", words, os.environ, setsid=True)
 
 
-def remove_stale(folder: Path, seconds: float) -> None:
-    """Remove a folder if it has not changed for ``seconds``.
+def remove_stale(folder: Path) -> None:
+    """Remove a folder if it has not changed for a day.
 
     The age has to tell whether the folder is in use, since nobody locks it.
     """
     # Another process may just have removed it.
     with contextlib.suppress(FileNotFoundError):
-        if time.time() - folder.lstat().st_mtime > seconds:
+        if time.time() - folder.lstat().st_mtime > _STALE:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -34,7 +34,6 @@ from patchkit.wheel.build.machine import remove_stale
 from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
 
 _MAKING = ".making-"
-_STALE = 86400  # seconds; no PTX takes that long
 # Let glibc's malloc use huge pages: 16 ptxas at once took 14 % less processor time, and their
 # results were the same to the byte.
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -213,7 +212,7 @@ class Assembler:
         with translated(at=self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
         for folder in self.cache.glob(f"{_MAKING}*"):  # by a run that was killed
-            remove_stale(folder, _STALE)
+            remove_stale(folder)
 
     @property
     def version(self) -> str:
