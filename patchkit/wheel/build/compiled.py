@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from string import Template
@@ -151,13 +151,12 @@ def pack_wheel(
     pyproject: str,
     files: Mapping[str, bytes],
     licenses: Iterable[Path],
-    provided: Collection[str] = (),
 ) -> BuiltWheel:
     """Pack ``files``, path → content, with scikit-build-core, and seal the wheel.
 
     Prove that its libraries are portable, and compiled for exactly the order's device. ``root`` is
-    the work folder, ``pyproject`` the text of the project's pyproject.toml. ``provided`` are names
-    of libraries that other packages bring (patterns). Raises BuildError, ProofError.
+    the work folder, ``pyproject`` the text of the project's pyproject.toml. Raises BuildError,
+    ProofError.
     """
     project = emptied(root / "project")
     shutil.copy(RECIPES / "wheel" / "CMakeLists.txt", project)
@@ -183,7 +182,7 @@ def pack_wheel(
     }
     texts[FACTS] = as_text(facts)
     # The sealed wheel's tag says which glibc its libraries need.
-    tag = platform_tag(raw, provided)
+    tag = platform_tag(raw)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, {})
 
     for binary in require_portable(sealed):

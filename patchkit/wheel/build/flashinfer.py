@@ -57,8 +57,6 @@ _PACKAGE = "flashinfer_jit_cache"
 _FREE = 8 * BYTES_PER_GIB
 # Folders of the source that FlashInfer's wheels hold in flashinfer/data.
 _DATA = ("3rdparty/cutlass", "3rdparty/spdlog", "3rdparty/cccl", "csrc", "include")
-# Libraries that vLLM's environment has: the driver's, and those that torch requires.
-_PROVIDED = ("libcuda.so.1", "libcudart.so.*", "libcublas*.so.*", "libnvrtc.so.*")
 
 
 @frozen
@@ -127,7 +125,6 @@ def build_flashinfer(order: FlashInferOrder, progress: Progress) -> BuiltWheel:
                 fill_template(facts, "pyproject", title=title),
                 {f"{_PACKAGE}/__init__.py": provider.encode(), **libraries},
                 sorted((root / "source").glob("LICENSE*")),
-                _PROVIDED,
             )
 
 

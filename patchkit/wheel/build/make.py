@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from patchkit.follow import Completed, Follow
 from patchkit.frozen import Values, frozen
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
-from patchkit.wheel.file.wheelfile import Facts
+from patchkit.wheel.file.library_rules import library_rules
+from patchkit.wheel.file.wheelfile import Facts, WheelName
 from patchkit.wheel.file.write import EPOCH
 
 # The only variables of the caller that a build sees: they find programs and caches. Flags and paths
@@ -199,13 +199,13 @@ def drop_partial(build: Path) -> None:
             path.unlink()
 
 
-def platform_tag(wheel: Path, provided: Collection[str]) -> str:
+def platform_tag(wheel: Path) -> str:
     """Return the oldest manylinux policy that a wheel meets, according to auditwheel.
 
-    ``provided`` are patterns of libraries that come with packages the wheel requires, such as
-    ``libtorch*.so``. Raises ProofError if the wheel meets no policy, for example since it needs a
-    library that no package brings, or has a library for another CPU.
+    Raises ProofError if the wheel meets no policy, for example since it needs a library that no
+    package brings, or has a library for another CPU.
     """
+    provided = library_rules().provided.get(WheelName(wheel.name).project, ())
     done = run(
         sys.executable,
         "-m",

@@ -59,6 +59,7 @@ class LibraryRules:
     module_paths: Values
     started: LibraryNames
     version_files: Values
+    provided: Mapping[str, Texts]
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return the owners of a library that a wheel of ``project`` must not hold.

@@ -57,17 +57,6 @@ from patchkit.wheel.vllm.prepare import Prepared, VllmOrder, in_mb, prepare_buil
 JOB_MEMORY = 4 * BYTES_PER_GIB
 # Bytes of disk: 0.25.1 for one arch leaves 2 GB, and compilers write temporary files.
 _FREE = 8 * BYTES_PER_GIB
-# Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
-_PROVIDED = (
-    "libtorch*.so",
-    "libc10*.so",
-    "libcuda.so.1",
-    "libcudart.so.*",
-    "libcublas*.so.*",
-    "libnvrtc*.so.*",
-    "libcu*.so.*",
-    "libnv*.so.*",
-)
 
 
 def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
@@ -114,9 +103,6 @@ def _make_vllm_wheel(
     report: Report,
 ) -> BuiltWheel:
     target = order.target
-    circumstance = network()
-    log_line(root, circumstance)
-
     with WheelFile(raw) as wheel:
         kernels = read_kernels(wheel, target)
         if not order.extensions:
@@ -142,14 +128,14 @@ def _make_vllm_wheel(
         **prepared.texts,
         FACTS: as_text(facts),
     }
-    tag = platform_tag(raw, _PROVIDED)
+    tag = platform_tag(raw)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, native.members)
     require_portable(sealed)
     return BuiltWheel(
         wheel=sealed,
         facts=facts,
         proofs=tuple(proofs),
-        circumstances=(circumstance,),
+        circumstances=(network(),),
         notes=tuple(native.refused_notes),
         log=root / "log.txt",
     )
@@ -201,12 +187,6 @@ def compile_wheel(
     run_build(command, root, variables, progress)
     (wheel,) = out.glob("*.whl")
     return wheel
-
-
-def log_line(root: Path, line: str) -> None:
-    """Add a line to the log of a build."""
-    with (root / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(f"{line}\n")
 
 
 def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> Values:

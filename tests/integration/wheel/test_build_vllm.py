@@ -164,7 +164,6 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
     # What the backend warns of is in the log, and nowhere else.
     log = Path(made["log"]).read_text()
     assert re.search(r"backend/small\.py:\d+: a word of the backend", log)
-    assert network in log
     assert "a word of the backend" not in said.stderr
 
     home = f"vllm-{facts['wheel']}.dist-info"
