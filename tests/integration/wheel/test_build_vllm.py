@@ -163,7 +163,7 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
 
     # What the backend warns of is in the log, and nowhere else.
     log = Path(made["log"]).read_text()
-    assert re.search(r"backend/small\.py:\d+: a word of the backend", log)
+    assert re.search(r"backend/small\.py:\d+: UserWarning: a word of the backend", log)
     assert "a word of the backend" not in said.stderr
 
     home = f"vllm-{facts['wheel']}.dist-info"
