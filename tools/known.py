@@ -87,7 +87,6 @@ def proof_cells(proof: Proof) -> list[str]:
     routing = [
         _part(proof, f"routing-{it}") for it in ("fp8", "fp8-blocks", "nvfp4", "mxfp4")
     ]
-    starts = [_part(proof, f"serve-{it}").figures for it in ("cold", "warm")]
     paths = [_part(proof, f"nccl-{it}").figures for it in ("roce", "socket")]
     speeds = [its.get("most_gigabytes_per_second") for its in paths]
     cells = [
@@ -100,8 +99,6 @@ def proof_cells(proof: Proof) -> list[str]:
         ),
         first_use(proof),
         "; ".join(short_kernels(part) or part.state for part in routing),
-        ", ".join(str(its.get("ready_s", "?")) for its in starts) + " s",
-        ", ".join(str(its.get("tokens_per_s", "?")) for its in starts),
         ", ".join(f"{it} GB/s" if it else "not run" for it in speeds),
     ]
     return [_STRANGE.sub("?", cell)[:_WIDEST] or "?" for cell in cells]

@@ -60,17 +60,14 @@ def mac_form(key: str) -> str:
     return rf"(?<![0-9a-f])(?:0x)?{first_half}{middle}{sign}{last_half}(?![0-9a-f])"
 
 
-def private_names(
-    reports: Iterable[NodeReport],
-    model: str = "",
-) -> PrivateNames:
-    """Return the names in the reports of nodes; ``model`` is one more name of a model."""
+def private_names(reports: Iterable[NodeReport]) -> PrivateNames:
+    """Return the names in the reports of nodes."""
     hosts: list[list[str]] = []
     users: list[str] = []
     addresses: list[str] = []
     serials: list[str] = []
 
-    models = {model}
+    models: set[str] = set()
     for report in reports:
         models.update(model_print.folder for model_print in report.models or ())
         if report.placed:

@@ -6,11 +6,6 @@ Each part has a time limit. The result of a part that cannot run says why.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
-import signal
-import subprocess
 import time
 from collections.abc import (
     Callable,
@@ -19,15 +14,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from itertools import chain
-from pathlib import Path
 
 from patchkit import __version__
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer, run_benchmark
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.doctor.examination import examine_cluster
 from patchkit.doctor.gpu import (
@@ -40,7 +32,6 @@ from patchkit.doctor.gpu import (
 )
 from patchkit.doctor.gpu_steps import (
     GpuStep,
-    free_port,
     gpu_steps,
 )
 from patchkit.doctor.installed_code import look_at_device_code
@@ -48,16 +39,11 @@ from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.private_names import private_names
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
-from patchkit.durable.signals import Interrupted, deferred, undeferred
-from patchkit.durable.staging import ScratchFolder
+from patchkit.durable.signals import Interrupted
 from patchkit.errors import BusyError, HostError, PatchkitError
-from patchkit.frozen import Fields, Values, frozen
-from patchkit.http_exchange import HttpServer
+from patchkit.frozen import Fields, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
-from patchkit.runtime.python.startup import VLLM
-from patchkit.runtime.rules.variable_rules import cache_variables
-from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 
 _LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
@@ -75,33 +61,23 @@ Tell = Callable[[str], None]
 
 @frozen
 class ProofRequest:
-    """What a proof tries: the GPU of the first node, all nodes together, and starts of a model.
+    """What a proof tries: the GPU of the first node, and all nodes together.
 
-    ``vllm`` is the version of vLLM. ``apart`` says why nodes are not tried together, "" if they
-    are. ``model`` is "" for random weights. ``args`` are further arguments of `vllm serve`.
-    ``folder`` is a scratch folder for caches and logs.
+    ``apart`` says why nodes are not tried together, "" if they are.
     """
 
     nodes: Sequence[GpuNode]
-    vllm: str
-    free_gib: float
     apart: str
-    model: str
-    args: Sequence[str]
-    folder: Path
 
 
 def collect_proof(
     cluster: Cluster,
-    model: str,
-    args: Sequence[str],
     tell: Tell,
 ) -> tuple[Proof, bytes, Interrupted | None]:
     """Run all parts; return the proof, its archive, and an interrupt that stopped it, or None.
 
-    ``args`` are further arguments of `vllm serve`. ``tell`` gets lines about the progress.
-    Raise BusyError if a model is served, and HostError if this machine is not the first node or
-    has no Python with vLLM.
+    ``tell`` gets lines about the progress. Raise BusyError if a model is served, and HostError if
+    this machine is not the first node or has no Python with vLLM.
     """
     if not cluster.head.here:
         first = f"{cluster.head.destination} is not this machine"
@@ -123,23 +99,13 @@ def collect_proof(
     with contextlib.suppress(PatchkitError, OSError):
         code = look_at_device_code(software.vllm_home, 0, "")["codes"]
 
-    quiet = {**PROOF_SETTINGS["variables"], "HF_HUB_OFFLINE": "0" if model else "1"}
-    with ScratchFolder() as place:
-        nodes = [
-            replace(node, variables={**node.variables, **quiet})
-            for node in find_gpu_nodes(examination.reports)
-        ]
-        request = ProofRequest(
-            nodes=nodes,
-            vllm=software.vllm,
-            free_gib=host.memory.available / KIB_PER_GIB if host.memory else 0.0,
-            apart=find_gap(examination.reports, nodes),
-            model=model,
-            args=args,
-            folder=Path(place),
-        )
-
-        parts, interrupt = run_parts(request, tell)
+    quiet = PROOF_SETTINGS["variables"]
+    nodes = [
+        replace(node, variables={**node.variables, **quiet})
+        for node in find_gpu_nodes(examination.reports)
+    ]
+    apart = find_gap(examination.reports, nodes)
+    parts, interrupt = run_parts(ProofRequest(nodes=nodes, apart=apart), tell)
 
     gpu = next(iter(host.gpus), Gpu(name="no GPU"))
     content = examination.report_content()
@@ -152,7 +118,6 @@ def collect_proof(
         driver=gpu.driver,
         vllm=software.vllm,
         torch=software.torch,
-        model=model or "random weights",
         seconds=round(time.monotonic() - began, 1),
         parts=tuple(replace(part, lines=()) for part in parts),
         code=code,
@@ -162,7 +127,7 @@ def collect_proof(
 
     logs = {part.step: "\n".join(part.lines) for part in parts}
     logs["journal"] = content["journal"]
-    names = private_names(examination.reports, model)
+    names = private_names(examination.reports)
     clean_proof, archive = pack_proof(proof, logs, names)
     return clean_proof, archive, interrupt
 
@@ -207,7 +172,6 @@ def plan_parts() -> dict[Callable[[ProofRequest], Iterable[GpuStep]], list[str]]
     return {
         try_gpu: [step["step"] for step in _STEPS],
         time_paths: [path["step"] for path in PROOF_SETTINGS["path"]],
-        measure_starts: ["serve-cold", "serve-warm"],
     }
 
 
@@ -298,212 +262,3 @@ def judge_ranks(ranks: Sequence[GpuStep], network: str) -> GpuStep:
         return result
 
     return replace(result, state="not-run", reason=f"NCCL took no {network}")
-
-
-def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
-    """Serve a model with empty caches, then with the caches that the first start filled.
-
-    Yield the measurements of both starts. Raise HostError if the memory or the disk has too little
-    room, or after the result of a start that failed.
-    """
-    if request.free_gib < PROOF_SETTINGS["free_gib"]:
-        raise HostError(f"only {request.free_gib:.0f} GiB of memory are free")
-
-    least = PROOF_SETTINGS["disk_gib"]
-    if shutil.disk_usage(request.folder).free < least * BYTES_PER_GIB:
-        raise HostError(f"less than {least} GiB are free for {request.folder}")
-
-    write_random_model(request.folder / "model")
-    for name in ("serve-cold", "serve-warm"):
-        part = measure_start(request, name)
-        yield part
-        if part.reason:
-            raise HostError(f"the first start failed: {part.reason}")
-
-
-def write_random_model(folder: Path) -> None:
-    """Write the config and the tokenizer of a model without weights: vLLM makes random ones."""
-    files = deepcopy(PROOF_SETTINGS["serve"]["files"])
-
-    size = files["config"]["vocab_size"]
-    vocabulary = {f"w{number}": number for number in range(size)}
-    files["tokenizer"]["model"]["vocab"] = vocabulary
-
-    folder.mkdir()
-    for name, content in files.items():
-        text = json.dumps(content)
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-def measure_start(request: ProofRequest, name: str) -> GpuStep:
-    """Start a server, measure it, and end it.
-
-    Return the seconds of the start, and the figures of ``measure_stream``. A start that fails is
-    a result with the state "failed".
-    """
-    settings = PROOF_SETTINGS["serve"]
-    node = request.nodes[0]
-    folder = request.folder
-    model = request.model or str(folder / "model")
-    port = str(free_port("127.0.0.1"))
-    url = f"http://127.0.0.1:{port}"
-
-    words = [
-        node.python,
-        *VLLM,
-        "serve",
-        model,
-        "--port",
-        port,
-        *settings["words"],
-    ]
-    if not request.model:
-        words += settings["random"]
-
-    words += request.args
-    env = {
-        **os.environ,
-        **node.variables,
-        **cache_variables(str(folder), request.vllm),
-    }
-
-    log = folder / f"{name}.log"
-    reason = ""
-    figures: Fields = {}
-
-    begin = time.monotonic()
-    try:
-        with hold_server(words, env, log) as server:
-            wait_until_ready(server, url, begin + settings["seconds"])
-            figures["ready_s"] = round(time.monotonic() - begin, 1)
-
-            measured = MeasuredServer(
-                url=url,
-                python=node.python,
-                model="proof",
-                tokenizer=model,
-            )
-            result_file = folder / f"{name}.json"
-            figures |= measure_stream(measured, result_file, server.pid)
-    except PatchkitError as error:
-        reason = error.what
-
-    lines = log.read_text(
-        encoding="utf-8",
-        errors="replace",
-    ).splitlines()
-    return GpuStep(
-        step=name,
-        state="failed" if reason else "ok",
-        seconds=round(time.monotonic() - begin, 1),
-        reason=reason,
-        figures=figures,
-        lines=tuple(lines[-_LOG:]),
-    )
-
-
-def measure_stream(
-    server: MeasuredServer,
-    result_file: Path,
-    session: int,
-) -> dict[str, float]:
-    """Return the figures of `vllm bench serve` for one stream, and the CPU cores the server uses.
-
-    ``session`` is the id of the server's session. The server idles while the benchmark starts:
-    the CPU time of an idle server is subtracted for these seconds. The benchmark's duration lacks
-    the first request, which warms the server up, so the duration is extended by one request.
-    """
-    settings = PROOF_SETTINGS["serve"]
-    tick = os.sysconf("SC_CLK_TCK")
-
-    before = sum(session_ticks(session))
-    began = time.monotonic()
-    load = BenchLoad(**settings["load"])
-    answer = run_benchmark(server, load, result_file, seconds=settings["seconds"])
-    wall = time.monotonic() - began
-    used = sum(session_ticks(session)) - before
-
-    time.sleep(settings["spin"])
-    at_rest = sum(session_ticks(session))
-    time.sleep(settings["idle"])
-    idle = sum(session_ticks(session)) - at_rest
-    idle_cores = idle / tick / settings["idle"]
-
-    figures = {}
-    for name, key in settings["figures"].items():
-        if key in answer:
-            figures[name] = answer[key]
-
-    busy = answer["duration"] * (load.prompts + 1) / load.prompts
-    beside = idle_cores * max(wall - busy, 0.0)
-    figures["cores_busy"] = (used / tick - beside) / busy
-    figures["cores_idle"] = idle_cores
-    return {name: round(value, 2) for name, value in figures.items()}
-
-
-@contextlib.contextmanager
-def hold_server(
-    command: Sequence[str],
-    env: Values,
-    log: Path,
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a session of its own; end all processes of the session after the block."""
-    # Defer interrupts while the server starts and ends: else a process could be left running.
-    with deferred(), log.open("wb") as out:
-        server = subprocess.Popen(
-            command,
-            env=env,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
-        try:
-            with undeferred():
-                yield server
-        finally:
-            end_session(server)
-
-
-def end_session(server: subprocess.Popen[bytes]) -> None:
-    """End all processes of a server's session: by SIGTERM, and by SIGKILL after 20 seconds."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-
-        end = time.monotonic() + _GRACE
-        while server.poll() is None or session_ticks(server.pid):
-            if time.monotonic() > end:
-                break
-            time.sleep(0.1)
-
-
-def wait_until_ready(
-    server: subprocess.Popen[bytes],
-    url: str,
-    end: float,
-) -> None:
-    """Return once a server answers.
-
-    Raise HostError if the server ends before, or at ``end``, a time of ``time.monotonic()``.
-    """
-    while time.monotonic() < end:
-        if server.poll() is not None:
-            raise HostError(f"the server ended with {server.returncode}: see its log")
-        if HttpServer(url).ask("/health", seconds=2).status == 200:
-            return
-        time.sleep(0.2)
-
-    raise HostError("the server did not answer in time: see its log")
-
-
-def session_ticks(session: int) -> list[int]:
-    """Return the CPU time so far, in clock ticks, of each process of a session but zombies."""
-    ticks = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            numbers = path.read_text(errors="replace").rpartition(")")[2].split()
-            if int(numbers[3]) == session and numbers[0] != "Z":
-                ticks.append(int(numbers[11]) + int(numbers[12]))
-
-    return ticks

@@ -17,13 +17,9 @@ from patchkit.frozen import Values, frozen
 from patchkit.quoting import visible
 from patchkit.records import record
 
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
 _LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
 _SUMMARY_FIGURES = (
-    "ready_s",
-    "tokens_per_s",
-    "cores_busy",
-    "cores_idle",
     "error",
     "microseconds_8",
     "most_gigabytes_per_second",
@@ -42,7 +38,7 @@ class Proof:
     at the same time.
     """
 
-    schema: Literal[1]
+    schema: Literal[2]
     patchkit: str
     date: str
     device: str
@@ -50,7 +46,6 @@ class Proof:
     driver: str
     vllm: str
     torch: str
-    model: str
     parts: tuple[GpuStep, ...]
     code: Mapping[str, Mapping[str, int]]
     machines: tuple[Mapping[str, Any], ...]

@@ -182,26 +182,21 @@ def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blo
 
 
 @click.command
-@click.argument("args", nargs=-1)
 @option("-o FILE", "place", "The archive: .tar.gz.", type=PATH, required=True)
 @flag("--cluster", "several", "Also NCCL between the nodes.")
 @OTHER_FILE_OPTION
 @VENV_OPTION
-@option("--model NAME", "Serve it instead of random weights.", default="")
 @rendered
 def proof_command(
-    args: tuple[str, ...],
     place: Path,
     several: bool,
     file: Path | None,
     venv: str | None,
-    model: str,
 ) -> Blocks:
-    """Try kernels, routing, NCCL and a server here; keep the results, without names.
+    """Try kernels, routing and NCCL here; keep the results, without names.
 
-    It takes some 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
-    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed. After Ctrl-C the
-    results so far are kept.
+    It takes some 10 minutes and the GPU for itself; nothing is sent anywhere. The exit code is 9
+    without a GPU, 5 if a part failed. After Ctrl-C the results so far are kept.
 
     \b
       patchkit proof -o gb10.tar.gz
@@ -214,9 +209,7 @@ def proof_command(
     if several or file:
         cluster = read_cluster_file(file or FILE)
 
-    random = "random weights, 4.6 GiB of memory; nothing is downloaded"
-    tell(f"serves {model or random}")
-    proof, archive, interrupt = collect_proof(cluster, model, args, tell)
+    proof, archive, interrupt = collect_proof(cluster, tell)
     save_archive(archive, place)
 
     summary = summary_lines(proof)

@@ -25,7 +25,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-_SETTINGS = Path(__file__).parents[3] / "recipes/doctor/proof.toml"
+_SETTINGS = Path(__file__).with_name("cold_start.toml")
 _COMPILERS = ("nvcc", "cicc", "ninja", "cudafe++")
 _PORT = 8123
 _LIMIT = 420.0  # seconds of a start
@@ -83,7 +83,7 @@ def main() -> int:
 
 def write_model(folder: Path) -> None:
     """Write the model of `patchkit proof`: a config, and a tokenizer whose words are tokens."""
-    files = tomllib.loads(_SETTINGS.read_text("utf-8"))["proof"]["serve"]["files"]
+    files = tomllib.loads(_SETTINGS.read_text("utf-8"))["serve"]["files"]
     size = files["config"]["vocab_size"]
     files["tokenizer"]["model"]["vocab"] = {f"w{n}": n for n in range(size)}
     folder.mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ def cold_start(
     caches: Path, model: Path, path: str, extra: list[str]
 ) -> dict[str, Any]:
     """Serve with empty caches, and return the seconds to the first token and what was compiled."""
-    settings = tomllib.loads(_SETTINGS.read_text("utf-8"))["proof"]["serve"]
+    settings = tomllib.loads(_SETTINGS.read_text("utf-8"))["serve"]
     code = "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "serve", str(model), "--port", str(_PORT)]
     command += [*settings["words"], *settings["random"], *extra]

@@ -17,7 +17,6 @@ from patchkit.cluster.bench.rounds import (
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterNode
-from patchkit.doctor.proof import PROOF_SETTINGS
 from patchkit.errors import HostError, UsageError
 from support import write_files
 
@@ -73,8 +72,8 @@ def test_a_server_is_measured_once_and_only_whole(tmp_path, monkeypatch):
 def test_one_load_has_its_answer(tmp_path, monkeypatch):
     asker = write_files(tmp_path, {"python": ASKER}, mode=0o755) / "python"
     monkeypatch.setenv("ANSWERED", "8")
-    load = BenchLoad(**PROOF_SETTINGS["serve"]["load"])
-    place = tmp_path / "bench" / "serve-cold.json"
+    load = BenchLoad(depth=128, output=128, concurrency=1, prompts=8)
+    place = tmp_path / "bench" / "1.json"
     answer = run_benchmark(server(asker), load, place, seconds=60)
     assert answer == {"completed": 8, "output_throughput": 5.5}
 
