@@ -41,7 +41,7 @@ from patchkit.cli.render import (
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
-from patchkit.cluster.models.model_check import ModelCheck, check_model, compare_records
+from patchkit.cluster.models.model_check import ModelCheck, check_model, require_record
 from patchkit.cluster.models.model_files import SHORT, split_revision
 from patchkit.cluster.models.sync import (
     ModelNode,
@@ -186,20 +186,22 @@ def check_models(spec: str, cluster: Cluster) -> Blocks:
     commit = _find_commit(cluster, spec)
     sources = find_holders(nodes, models_by_node, *commit, whole=False)
     folders = {node.ssh: model.folder for node, model in sources}
+    is_recorded = any(model.recorded for _node, model in sources)
     with progress() as report:
 
         def check_on(node: ModelNode) -> ModelCheck:
             if node.ssh not in folders:
                 again = quoted("patchkit", "model", "sync", spec)
                 raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
-            return Remote(node.ssh).follow(
+            check = Remote(node.ssh).follow(
                 ModelCheck,
                 report(f"{node.ssh}: hashing"),
                 check_model,
                 folder=folders[node.ssh],
             )
+            return require_record(check) if is_recorded else check
 
-        results = compare_records(run_on_all(nodes, check_on))
+        results = run_on_all(nodes, check_on)
 
     pairs = list(zip(nodes, results, strict=True))
     yield from _checked_blocks([spec], pairs, has_source=any(map(_is_whole, results)))

@@ -13,7 +13,6 @@ import threading
 from collections.abc import (
     Collection,
     Mapping,
-    Sequence,
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -33,7 +32,7 @@ from patchkit.cluster.models.model_files import (
 )
 from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.rsync import Copied
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
+from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
@@ -46,7 +45,7 @@ HASH = "hash"
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
 """Configuration files of models; vLLM needs one of them to load a model."""
 
-LOST_RECORD = Finding(
+_LOST_RECORD = Finding(
     where=RECORD,
     what="is missing, so the files cannot be checked",
     why="`model sync` writes it last: the copy was cut short, or somebody made it by hand",
@@ -120,20 +119,11 @@ def check_model(folder: str) -> Checking:
     return replace(check, full=True, findings=(*check.findings, *findings))
 
 
-def compare_records(
-    results: Sequence[ModelCheck | PatchkitError],
-) -> list[ModelCheck | PatchkitError]:
-    """Return the results of nodes. If any node has a record, a node without one gets an error."""
-    checks = [result for result in results if isinstance(result, ModelCheck)]
-    if not any(check.recorded for check in checks):
-        return [*results]
-
-    compared = []
-    for result in results:
-        if isinstance(result, ModelCheck) and not result.recorded:
-            result = replace(result, findings=(*result.findings, LOST_RECORD))
-        compared.append(result)
-    return compared
+def require_record(check: ModelCheck) -> ModelCheck:
+    """Return the check of a model that has a record elsewhere: a missing one here is an error."""
+    if check.recorded:
+        return check
+    return replace(check, findings=(*check.findings, _LOST_RECORD))
 
 
 def held_models(models: str) -> list[ModelCheck]:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from patchkit.cluster.models.model_check import (
     HASH,
-    LOST_RECORD,
     Checking,
     ModelCheck,
     check_model,
     hash_findings,
     held_models,
     quick_check,
+    require_record,
 )
 from patchkit.cluster.models.model_files import (
     SHORT,
@@ -193,9 +193,7 @@ def read_source(folder: str) -> Steps[ModelSource]:
     If a file is wrong or unreadable, or the record missing, the check says so, and the result has
     no record.
     """
-    check = yield from check_model(folder)
-    if not check.exit_code and not check.recorded:
-        check = replace(check, findings=(*check.findings, LOST_RECORD))
+    check = require_record((yield from check_model(folder)))
     if check.exit_code:
         return ModelSource(check=check)
     return ModelSource(check=check, record=read_record(Path(folder)))
