@@ -7,9 +7,9 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import repeat
 from typing import Literal
 
+from patchkit.cluster.ssh.node import require_all, run_on_all
 from patchkit.cluster.ssh.ssh import (
     check_destination,
     error_fields,
@@ -108,8 +108,7 @@ def try_ports(addresses: Sequence[str], port: int) -> list[str]:
     No program listens there: the other node refuses the connection at once. Any other answer, or
     none, is a firewall's.
     """
-    with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
-        return list(pool.map(_try_port, addresses, repeat(port)))
+    return require_all(run_on_all(addresses, lambda address: _try_port(address, port)))
 
 
 def _try_port(address: str, port: int) -> str:
@@ -145,8 +144,7 @@ class Way:
 
 def try_ways(addresses: Sequence[str]) -> list[Way]:
     """Return the way to each address; they are tried at the same time."""
-    with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
-        return list(pool.map(_try_way, addresses))
+    return require_all(run_on_all(addresses, _try_way))
 
 
 def _try_way(address: str) -> Way:
