@@ -25,29 +25,14 @@ from patchkit.runtime.serve.command_notes import kernel_advice
 from patchkit.target import is_unified
 from patchkit.units import KIB_PER_GIB
 
-# Bits of NVML's clocksThrottleReasons (nvml.h) that no setting of the user causes.
-_THROTTLED = {
-    0x8: "hardware",
-    0x20: "heat",
-    0x40: "heat",
-    0x80: "power brake",
-}
 _MISMATCH = "mismatch"  # in NVML's message for NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
-# Name of a CPU in Go, which images have → name in Linux.
-_LINUX_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}
-_LIMITS = read_toml(
+_MACHINE = read_toml(
     dict[str, Any],
     RECIPES / "doctor" / "machine.toml",
-    key="limits",
+    key="machine",
 )
-_UNITS = {
-    "celsius": "°C",
-    "watts": "W",
-    "mhz": "MHz",
-    "busy": "%",
-}
 
 
 def disk_trouble(disk: DiskRoom) -> str:
@@ -55,7 +40,7 @@ def disk_trouble(disk: DiskRoom) -> str:
     if disk.files == 0:
         return "no file can be made"
 
-    if disk.free < _LIMITS["full_bytes"]:
+    if disk.free < _MACHINE["full_bytes"]:
         return f"{disk.free / 1e6:.0f} MB are free"
 
     return ""
@@ -103,7 +88,7 @@ def check_memory(node: NodeReport) -> Outcome:
         "total": memory.total // KIB_PER_GIB,
     }
 
-    has_room = sizes["available"] >= _LIMITS["left_gib"]
+    has_room = sizes["available"] >= _MACHINE["left_gib"]
 
     if has_room or not is_unified(node.host.target) or not node.processes:
         return sizes
@@ -154,11 +139,11 @@ def check_gpu(node: NodeReport) -> Outcome:
     throttled = require(gpu.throttled, reason)
 
     figures = {}
-    for name, unit in _UNITS.items():
+    for name, unit in _MACHINE["units"].items():
         value = getattr(gpu, name)
         figures[name] = f"? {unit}" if value is None else f"{value:.0f} {unit}"
 
-    reasons = {word for bit, word in _THROTTLED.items() if throttled & bit}
+    reasons = {word for bit, word in _MACHINE["throttled"] if throttled & bit}
     if reasons:
         shown = " and ".join(sorted(reasons))
         return node.find(
@@ -167,8 +152,8 @@ def check_gpu(node: NodeReport) -> Outcome:
             **figures,
         )
 
-    is_busy = (gpu.busy or 0) >= _LIMITS["busy_percent"]
-    is_slow = 0 < (gpu.mhz or 0) <= _LIMITS["stuck_mhz"]
+    is_busy = (gpu.busy or 0) >= _MACHINE["busy_percent"]
+    is_slow = 0 < (gpu.mhz or 0) <= _MACHINE["stuck_mhz"]
     if node.host.target == "gb10" and is_busy and is_slow:
         return node.find("gpu-stuck", **figures)
 
@@ -208,7 +193,7 @@ def check_driver(node: NodeReport) -> Outcome:
     software = node.host.software
     cuda = software.cuda if software else ""
     major = cuda.partition(".")[0]
-    oldest = _LIMITS["drivers"].get(major, "")
+    oldest = _MACHINE["drivers"].get(major, "")
 
     driver = node.driver
     if not oldest:
@@ -380,5 +365,5 @@ def check_image_cpu(node: NodeReport) -> Outcome:
     if not cpu or not machine:
         raise NotCheckedError("the image is not there, or no CPU is named here")
 
-    is_same = _LINUX_CPUS.get(cpu, cpu) == machine
+    is_same = _MACHINE["cpus"].get(cpu, cpu) == machine
     return {} if is_same else node.find("image-cpu")
