@@ -27,40 +27,23 @@ from patchkit.follow import Completed
 from patchkit.foreign import read_json, whole_number
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.process import ask, attempt
-from patchkit.records import matching
+from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.software import find_ptxas, read_software
 
-RUN_WORDS = {
-    # Docker's daemon belongs to root, and is not in the unit's control group. vLLM raises its own
-    # limit of files to 65535 (utils/system_utils.py: set_ulimit); 524288 is systemd's hard limit.
-    "docker": (
-        "run",
-        "--user={user}",
-        "--ulimit=memlock=-1",
-        "--ulimit=nofile=65535:524288",
-        "--ulimit=core=0",
-        "--oom-score-adj=1000",
-    ),
-    # Root in podman's container is the user outside, with the unit's limits and control group.
-    # With systemd as the manager of groups the container would leave the unit's group and journal.
-    "podman": (
-        "--cgroup-manager=cgroupfs",
-        "run",
-        "--cgroups=disabled",
-        "--user=0:0",
-        "--ulimit=host",
-    ),
-}
-"""Engine → words that run a container as the user, with the limits that a rank needs."""
 
-REMOVE_WORDS = {
-    "docker": ("rm", "--force"),
-    "podman": ("rm", "--force", "--time=0", "--ignore"),
-}
-"""Engine → words that end and remove containers at once."""
+@frozen
+class Engine:
+    """What patchkit tells a container engine; recipes/units/engines.toml explains the keys."""
 
+    run: Texts
+    remove: Texts
+    layer: Texts
+    copies: int
+
+
+ENGINES = read_toml(dict[str, Engine], RECIPES / "units" / "engines.toml")
 LAYER = "io.patchkit.layer"
 """The label of a patched image; its value is a digest of the patchkit and the options used."""
 
@@ -160,14 +143,14 @@ class ImageFacts:
     @property
     def run(self) -> Texts:
         """Return the words that run a container, up to the options that a caller adds."""
-        options = RUN_WORDS[Path(self.program).name]
+        options = ENGINES[Path(self.program).name].run
         words = (option.format(user=self.user) for option in options)
         return (self.program, *words, "--rm", "--pull=never", "--log-driver=none")
 
     @property
     def remove(self) -> Texts:
         """Return the words that end containers, up to the containers' names."""
-        return (self.program, *REMOVE_WORDS[Path(self.program).name])
+        return (self.program, *ENGINES[Path(self.program).name].remove)
 
 
 def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:

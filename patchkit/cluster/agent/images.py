@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from patchkit.cluster.agent.image_facts import LAYER, ImageFacts, find_image, last_line
+from patchkit.cluster.agent.image_facts import (
+    ENGINES,
+    LAYER,
+    ImageFacts,
+    find_image,
+    last_line,
+)
 from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.models.model_files import require_room
 from patchkit.cluster.ssh.answer import Steps
@@ -21,17 +27,9 @@ from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import matching
 
-# How often an image is on the engine's disk during a load: Docker unpacks the archive there first
-# (759 MB of 795 were seen).
-_COPIES = {"docker": 2, "podman": 1}
 _MAKE_ROOM = (
     "make room there: `docker system df`, `podman system df` say what images take"
 )
-# Options with which the same input makes the same layer, as far as an engine can do that.
-_TIMES = {
-    "docker": ("--build-arg", "SOURCE_DATE_EPOCH=0"),
-    "podman": ("--timestamp", "0"),
-}
 # Docker's older builder has no `RUN --mount`. An attestation would hold the time of the build.
 _BUILDKIT = {
     "DOCKER_BUILDKIT": "1",
@@ -125,7 +123,7 @@ def make_image_room(
         folder.mkdir(parents=True, exist_ok=True)
         files = (file for file in folder.iterdir() if file.is_file())
         present = sum(file.stat().st_size for file in files)
-        unpacked = size * _COPIES[engine]
+        unpacked = size * ENGINES[engine].copies
 
         # If both are on one disk, its free room has to do for both.
         device = folder.stat().st_dev
@@ -179,7 +177,7 @@ def build_layer(
         shutil.unpack_archive(kit, folder)
 
     number = folder.with_name("kit.id")
-    words = [engine, "build", "--network=none", *_TIMES[engine]]
+    words = [engine, "build", "--network=none", *ENGINES[engine].layer]
     words += [f"--label={LAYER}={label}", "--file", str(folder / "Containerfile")]
     words += ["--iidfile", str(number), str(folder)]
 

@@ -14,7 +14,7 @@ from typing import Any
 from patchkit.cluster.agent.fingerprint import last_judgement
 from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.health import GpuState, gpu_state
-from patchkit.cluster.agent.image_facts import REMOVE_WORDS, ImageFacts, find_image
+from patchkit.cluster.agent.image_facts import ENGINES, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.memory_record import MemoryStop, read_stop
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
@@ -230,7 +230,7 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
     words = ("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}={name}")
     containers = attempt(program, *words).output.split()
     if end and containers:
-        attempt(program, *REMOVE_WORDS[Path(program).name], *containers)
+        attempt(program, *ENGINES[Path(program).name].remove, *containers)
     return containers
 
 

@@ -191,6 +191,7 @@ _DATA = (
     "doctor/server.toml",
     "doctor/ssh.toml",
     "models.toml",
+    "units/engines.toml",
 )
 # The first day of zip, so that equal packages have equal bytes.
 _WHEN = (1980, 1, 1, 0, 0, 0)
