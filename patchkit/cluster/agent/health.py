@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -77,26 +78,20 @@ class ContainerLimits:
     verbs_open: int
 
 
-def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
-    """Return the limits of one of this user's processes; ``process`` is its number, or "self".
+def process_limits(process: int, root: Path = LIVE) -> ProcessLimits:
+    """Return the limits of one of this user's processes; ``process`` is its number.
 
-    ``root`` is the folder of the machine's files. Raises OSError if the process does not exist,
-    ValueError if /proc does not show the limit of locked memory.
+    ``root`` is the folder of the machine's files. Raises OSError if the process does not exist.
     """
-    folder = root / "proc" / process
-    limits = (folder / "limits").read_text(encoding="utf-8")
-    memlock = re.search(r"^Max locked memory +(\S+)", limits, re.MULTILINE)
-    if memlock is None:
-        raise ValueError("its limits are hidden")
-
-    status = _read_text(folder / "status")
+    memlock, _hard = resource.prlimit(process, resource.RLIMIT_MEMLOCK)
+    status = _read_text(root / f"proc/{process}/status")
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     locks = None
     if capabilities:
         locks = bool(int(capabilities[1], 16) >> _LOCKS & 1)
 
     return ProcessLimits(
-        memlock=parse_whole(memlock[1]),
+        memlock=None if memlock == resource.RLIM_INFINITY else memlock,
         locks=locks,
     )
 
@@ -207,7 +202,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
         "kernel": read_kernel_log,
         "gpu": gpu_state,
         "gpu_users": gpu_users,
-        "process": lambda: process_limits("self"),
+        "process": lambda: process_limits(os.getpid()),
         "container": container_limits,
         "compilers": lambda: find_compilers(
             Path(venv).expanduser(), _read_environment(pid)
@@ -216,7 +211,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
 
     unread: dict[str, str] = {}
     if pid:
-        parts["unit"] = lambda: process_limits(str(pid))
+        parts["unit"] = lambda: process_limits(pid)
     else:
         unread["unit"] = systemctl.trouble or f"{unit} does not run"
 

@@ -1,6 +1,7 @@
 """Read the health of this very machine: whatever it is, what cannot be read has a reason."""
 
 import os
+import subprocess
 import sys
 from dataclasses import fields
 
@@ -52,13 +53,16 @@ def test_kinds_of_containers(tmp_path, files, kind):
     assert container_limits(write_files(tmp_path, files)).kind == kind
 
 
-def test_the_capability_to_lock_memory(tmp_path):
-    limit = "Limit\nMax locked memory         8388608              8388608              bytes\n"
-    for word, may in (("0000000000004000", True), ("00000000a80425fb", False)):
-        status = f"Name:\tx\nCapEff:\t{word}\n"
-        write_files(tmp_path, {"proc/self/limits": limit, "proc/self/status": status})
-        found = process_limits("self", tmp_path)
-        assert (found.memlock, found.locks) == (8 << 20, may)
+def test_the_limit_of_locked_memory_and_the_capability_to_pass_it(tmp_path):
+    code = "import resource as r, time; r.setrlimit(r.RLIMIT_MEMLOCK, (4096, 4096));"
+    words = (sys.executable, "-c", f"{code} print(flush=True); time.sleep(60)")
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        for word, may in (("0000000000004000", True), ("00000000a80425fb", False)):
+            status = {f"proc/{process.pid}/status": f"Name:\tx\nCapEff:\t{word}\n"}
+            found = process_limits(process.pid, write_files(tmp_path, status))
+            assert (found.memlock, found.locks) == (4096, may)
+        process.kill()
 
 
 def test_compilers_are_those_of_the_variables(tmp_path):
