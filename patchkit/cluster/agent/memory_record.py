@@ -106,14 +106,15 @@ def recorded_boots(name: str) -> list[str]:
 
 
 def open_record(name: str, ending: str) -> int:
-    """Return the descriptor of a record, which is made if it is missing.
-
-    Raises OSError, also for a link, and for what is no regular file: a FIFO would block its writer.
-    """
+    """Return the descriptor of a record, which is made if it is missing. Raises OSError."""
     path = record_path(name, ending)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
+    return _open_regular(path, os.O_WRONLY | os.O_CREAT)
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    """Return the descriptor of a regular file: a FIFO would block. Raises OSError, as for links."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file", str(path))
@@ -130,11 +131,9 @@ def put_record(descriptor: int, content: bytes) -> None:
 def read_record(name: str, ending: str) -> str:
     """Return the text of a record, "" if it is missing or no regular file."""
     with suppress(OSError):
-        path = record_path(name, ending)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = _open_regular(record_path(name, ending), os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return file.read(_MOST).decode(errors="replace")
+            return file.read(_MOST).decode(errors="replace")
     return ""
 
 

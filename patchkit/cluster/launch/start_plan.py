@@ -166,8 +166,8 @@ def require_memory(
 ) -> Texts:
     """Raise HostError for a node on which others leave too little memory for its rank.
 
-    A former start of the same cluster is stopped first, so that nothing is asked beside it. Return
-    where that is.
+    A former start of the same cluster is stopped first, so its node is not checked. Returns a note
+    for each such node.
     """
     notes = []
     for node, rank, state in zip(cluster.nodes, ranks, states, strict=True):
