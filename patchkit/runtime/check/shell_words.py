@@ -36,13 +36,6 @@ class Statement:
     is_indented: bool
 
 
-@positional
-class _Piece:
-    kind: str
-    text: str
-    line: int
-
-
 def unquote(text: str) -> str:
     """Return a word without its quotes."""
     return _QUOTED.sub(_strip_quotes, text)
@@ -74,19 +67,19 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     is_indented = False
     in_array = False  # A=( … ) is one list of words in several lines
 
-    for piece in _read_pieces(text, line):
+    for kind, piece, number in _read_pieces(text, line):
         if begins_line:
-            is_indented = piece.kind == "blank"
+            is_indented = kind == "blank"
 
-        if piece.kind == "array":
+        if kind == "array":
             in_array = True
-        elif piece.text == ")":
+        elif piece == ")":
             in_array = False
-        begins_line = piece.text == "\n" and not in_array
+        begins_line = piece == "\n" and not in_array
 
-        if piece.kind == "word":
-            words.append(Word(unquote(piece.text), piece.line))
-        elif piece.kind == "stop" and words and not in_array:
+        if kind == "word":
+            words.append(Word(unquote(piece), number))
+        elif kind == "stop" and words and not in_array:
             yield Statement(words, is_indented)
             words = []
 
@@ -94,8 +87,8 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
         yield Statement(words, is_indented)
 
 
-def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
-    """Yield the pieces of a script with their line numbers; skip the texts of here-documents.
+def _read_pieces(text: str, line: int) -> Iterator[tuple[str, str, int]]:
+    """Yield the kind, the text and the line of each piece of a script, without here-documents.
 
     A here-document without an end is the last thing that is read.
     """
@@ -103,7 +96,7 @@ def _read_pieces(text: str, line: int) -> Iterator[_Piece]:
     document_ends: list[str] = []
 
     while match := _PIECE.match(text, position):
-        yield _Piece(str(match.lastgroup), match[0], line)
+        yield str(match.lastgroup), match[0], line
         position = match.end()
         line += match[0].count("\n")
 
