@@ -60,12 +60,32 @@ class LongerContext:
 
 
 @frozen
+class PrefixRules:
+    """How many states some releases of vLLM keep of a recurrent layer, for prefix caching or not.
+
+    ``layers`` is a key of the table ``state`` that such layers have, ``flag`` is given, with or
+    without its value. ``states`` is 0 for one a block; the tokens of a block are a multiple of
+    ``block``.
+    """
+
+    releases: str
+    layers: str
+    flag: str
+    states: int
+    block: int = 16
+
+
+@frozen
 class MemoryBudget:
     """The contents of memory.toml; its head describes the tables."""
 
     size: SizeRules
     beside: Beside
-    layers: Mapping[str, Annotated[str, one_of("all", "window", "state", "none")]]
+    layers: Mapping[
+        str, Annotated[str, one_of("all", "window", "state", "all state", "none")]
+    ]
+    intervals: Values
+    prefix: tuple[PrefixRules, ...]
     pattern: Values
     state: Mapping[str, Texts]
     whole: WholeTensors

@@ -15,17 +15,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchkit.frozen import Values, frozen
-from patchkit.runtime.memory.budget import load_budget
+from patchkit.runtime.memory.budget import PrefixRules, load_budget
 from patchkit.runtime.memory.checkpoint import head_size, read_count
 from patchkit.runtime.memory.weights import division_of
 from patchkit.runtime.rules.presets import DRAFTING
+from patchkit.runtime.rules.releases import within
 
 CACHE_TYPE = "--kv-cache-dtype"
 _BLOCK = 16  # tokens: vLLM's least block
 _PLAIN_BYTES = 2
 _FLOAT_BYTES = 4
 _MOST_LAYERS = 10_000  # a larger number is no model's
-_SIMILAR = 1.25  # groups whose sizes differ by less are filled up to the larger size
+_SIMILAR = 1.5  # groups whose sizes differ by less are filled up to the larger size
 
 # Bytes per token and layer of caches of their own form, by vLLM's MLA kernels for sparse attention.
 _SPARSE_BYTES = 656
@@ -56,12 +57,13 @@ class CacheShape:
     """All that a request keeps on one rank; ``batch`` are the tokens that one step computes.
 
     ``states`` is the number of states that a request keeps for each recurrent layer, 0 for one for
-    each block.
+    each block. The tokens of a block are a multiple of ``block``.
     """
 
     groups: tuple[CacheGroup, ...]
     batch: int
     states: int = 1
+    block: int = _BLOCK
 
     def request_bytes(self, tokens: int) -> float:
         """Return the bytes that one request with so many tokens takes."""
@@ -102,18 +104,18 @@ class CacheShape:
     def _block_tokens(self) -> int:
         """Return the tokens of a block: as many as make it as large as a state."""
         state = max(group.state_bytes for group in self.groups)
-        least = _BLOCK * self._attention_bytes()
+        least = self.block * self._attention_bytes()
         if not (state and least):
             return _BLOCK
-        return _BLOCK * math.ceil(state / least)
+        return self.block * math.ceil(state / least)
 
 
 def cache_shape(
-    config: Mapping[str, Any], flags: Values, batch: int
+    config: Mapping[str, Any], flags: Values, batch: int, vllm: str
 ) -> CacheShape | None:
     """Return what a request keeps, None if the config or the type of the cache is of another kind.
 
-    ``batch`` are the tokens that one step computes.
+    ``batch`` are the tokens that one step computes, ``vllm`` is the release.
     """
     division = division_of(flags)
     value_bytes = load_budget().size.cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
@@ -140,7 +142,14 @@ def cache_shape(
         if not (group.token_bytes or group.state_bytes):
             return None
         groups.append(group)
-    return CacheShape(groups=tuple(groups), batch=batch, states=_count_states(flags))
+
+    rules = _prefix_rules(config, flags, vllm)
+    return CacheShape(
+        groups=tuple(groups),
+        batch=batch,
+        states=rules.states and rules.states + _count_drafted(flags),
+        block=rules.block,
+    )
 
 
 def layer_kinds(config: Mapping[str, Any]) -> list[str]:
@@ -156,7 +165,7 @@ def layer_kinds(config: Mapping[str, Any]) -> list[str]:
 
     # The last layers of some models use the cache of earlier ones.
     shared = read_count(config, "num_kv_shared_layers")
-    own_kinds = kinds[: len(kinds) - shared]
+    own_kinds = " ".join(kinds[: len(kinds) - shared]).split()
     return [kind for kind in own_kinds if kind != "none"]
 
 
@@ -175,23 +184,17 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
         names = load_budget().pattern
         return [names.get(letter, letter) for letter in letters]
 
-    if interval := read_count(config, "full_attention_interval"):
-        return _each(interval, layers, "linear_attention")
-    if interval := read_count(config, "sliding_window_pattern"):
-        return _each(interval, layers, "sliding_attention")
+    for key, name in load_budget().intervals.items():
+        if interval := read_count(config, key):
+            return [
+                name if number % interval else "full_attention"
+                for number in range(1, layers + 1)
+            ]
     if _window(config) and config.get("use_sliding_window", True):
         return ["sliding_attention"] * layers
     if _first_count(config, "kernel"):
-        return []
+        return [str(config.get("every_layer"))] * layers
     return ["full_attention"] * layers
-
-
-def _each(interval: int, layers: int, name: str) -> list[str]:
-    """Return the names of layers of which one in ``interval`` has full attention."""
-    return [
-        name if number % interval else "full_attention"
-        for number in range(1, layers + 1)
-    ]
 
 
 def _window(config: Mapping[str, Any]) -> int:
@@ -222,7 +225,7 @@ def _token_bytes(
 
 def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
     """Return the bytes of a recurrent layer's state for one request, 0 if unknown."""
-    kernel = _first_count(config, "kernel") - 1
+    kernel = _first_count(config, "kernel") - 1 + _count_drafted(flags)
     if value_heads := _first_count(config, "value_heads"):
         key_size = _first_count(config, "key_size")
         value_size = _first_count(config, "value_size")
@@ -231,6 +234,10 @@ def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
         values = value_heads * key_size * value_size
     else:
         inner = _first_count(config, "heads") * _first_count(config, "head_size")
+        # A Mamba-1 layer has no heads.
+        inner = inner or _first_count(config, "wider") * read_count(
+            config, "hidden_size"
+        )
         states = _first_count(config, "states")
         channels = inner + 2 * _first_count(config, "groups") * states
         values = inner * states
@@ -243,16 +250,20 @@ def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
     return kernel * channels * _PLAIN_BYTES + values * size
 
 
-def _count_states(flags: Values) -> int:
-    """Return the states that a request keeps for each recurrent layer, 0 for one for each block.
-
-    Drafting takes one for each token, prefix caching one that others may begin with.
-    """
+def _count_drafted(flags: Values) -> int:
+    """Return the tokens that are drafted at once; each takes a state and a step of the kernel."""
     drafted = json.loads(flags.get(DRAFTING, "{}")).get("num_speculative_tokens")
-    states = 1 + (drafted if isinstance(drafted, int) else 0)
-    if "--enable-prefix-caching" not in flags:
-        return states
-    return 0 if flags.get("--mamba-cache-mode") == "all" else states + 1
+    return drafted if isinstance(drafted, int) else 0
+
+
+def _prefix_rules(config: Mapping[str, Any], flags: Values, vllm: str) -> PrefixRules:
+    """Return the first rules for a release, flags and kind of recurrent layers, else the last."""
+    given = {"", *flags, *map("=".join, flags.items())}
+    for rules in load_budget().prefix:
+        has_layers = _first_count(config, rules.layers)
+        if has_layers and rules.flag in given and within(vllm, rules.releases):
+            break
+    return rules
 
 
 def _first_count(config: Mapping[str, Any], name: str) -> int:

@@ -73,7 +73,7 @@ class MemoryRequest:
     """What is to be served, and in which memory. ``flags`` are those of the command.
 
     ``nodes`` are those that share the model. ``drafter_gib`` is the size of a second checkpoint.
-    ``ray`` says that Ray starts the ranks.
+    ``ray`` says that Ray starts the ranks. ``vllm`` is the release.
     """
 
     pool: MemoryPool
@@ -83,6 +83,7 @@ class MemoryRequest:
     flags: Values
     nodes: int
     ray: bool
+    vllm: str
 
     @property
     def share(self) -> float:
@@ -228,7 +229,9 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
 
     checkpoint = request.checkpoint and _with_defaults(request.checkpoint)
     batch = _read_number(request.flags, BATCH, _DEFAULT_BATCH)
-    shape = cache_shape(checkpoint.config, request.flags, batch) if checkpoint else None
+    shape = None
+    if checkpoint:
+        shape = cache_shape(checkpoint.config, request.flags, batch, request.vllm)
     rows = _known_rows(request)
     outside: tuple[MemoryRow, ...] = ()
     if checkpoint and shape:

@@ -192,4 +192,6 @@ def _rope_bytes(checkpoint: Checkpoint) -> float:
     size = read_count(config, "qk_rope_head_dim") or head_size(config)
     positions = read_count(config, "max_position_embeddings")
     tables = 2 if "rope_local_base_freq" in config else 1
+    # Config classes of recurrent models know no rotation, or tell none.
+    tables = 0 if config.get("rotation") == "none" else tables
     return tables * positions * size * _PLAIN_BYTES

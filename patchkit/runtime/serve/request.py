@@ -186,6 +186,7 @@ def memory_request(request: ServeRequest, flags: Values) -> MemoryRequest | None
         flags={**flags, **request.given},
         nodes=node.nodes,
         ray=node.executor.name == "ray",
+        vllm=node.vllm,
     )
 
 

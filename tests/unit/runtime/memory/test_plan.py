@@ -4,6 +4,12 @@ profile.json holds what vLLM 0.25.1 took on an H200 with checkpoints of random n
 model a row, with its config, the tensors of its checkpoint, its flags, and bytes: of the weights,
 of activations, of one request with so many tokens, and the whole without the cache (None where
 other programs ran on the GPU). Of two ranks, one was started, with a stand-in for the other.
+
+hybrid.json holds what vLLM 0.32's own functions computed on a CPU, from configs with the sizes of
+published models: bytes of the parameters of its modules, made without memory, and of one request,
+by the specs of its layers, its groups and its blocks, which attention on CUDA has in multiples of
+16 tokens. A rank of two was made alone, with the sizes of one of two. The names of tensors are
+those of transformers. ``weights`` is 0 with drafting: parts are shared once they are loaded.
 """
 
 import json
@@ -22,14 +28,15 @@ from patchkit.runtime.serve.command_notes import context_notes
 GIB = 2**30
 PROFILE = Path(__file__).parents[3] / "data" / "memory" / "profile.json"
 KINDS = {row["kind"]: row for row in json.loads(PROFILE.read_text())}
+HYBRIDS = json.loads(PROFILE.with_name("hybrid.json").read_text())
 H200 = MemoryPool(gib=139.8, shared=False, whose="H200")
 
 
 def checkpoint_of(row):
     tensors = []
     for group in row["tensors"]:
-        first, end = group["layers"] or (None, None)
-        for layer in range(first, end) if group["layers"] else [None]:
+        numbers = group.get("numbers") or range(*group["layers"] or (0,))
+        for layer in numbers or [None]:
             name = group["name"].replace("layers.N.", f"layers.{layer}.")
             fields = {key: group[key] for key in ("dtype", "size")}
             shape = tuple(group["shape"])
@@ -47,6 +54,7 @@ def plan_of(row, pool=H200, **changes):
         "flags": row["flags"],
         "nodes": 1,
         "ray": False,
+        "vllm": row.get("vllm", "0.25.1"),
     }
     return plan_memory(MemoryRequest(**(fields | changes)))
 
@@ -62,6 +70,21 @@ def test_the_plan_is_what_vllm_took(kind):
     assert request == pytest.approx(row["request"] / GIB, rel=0.01)
     if row["whole"]:
         assert sum(gib.values()) == pytest.approx(row["whole"] / GIB, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("row", "start"),
+    [
+        pytest.param(row, start, id=f"{row['kind']} {number}")
+        for row in HYBRIDS
+        for number, start in enumerate(row["starts"])
+    ],
+)
+def test_the_plan_of_a_hybrid_is_what_vllm_reckons(row, start):
+    plan = plan_of(row | start | {"drafter": 0})
+    assert plan.request_gib(start["tokens"]) * GIB == start["request"]
+    weights = start["weights"] / GIB
+    assert not weights or plan.rows[0].gib == pytest.approx(weights, rel=0.01)
 
 
 SPARK = MemoryPool(gib=119.7, shared=True, whose="a Spark", floor_gib=2.0)
@@ -111,8 +134,7 @@ TWO = {"--tensor-parallel-size": "2"}
         (MLA | {"index_head_dim": 128}, FP8, 61 * 1024 * (656 + 132)),
         (GDN, {}, 36 * 544 * 2048 + 12 * 2 * 544 * 2048),
         (GDN, PREFIX, 36 * 2 * 544 * 2048 + 12 * 2 * 544 * 2048),
-        (GDN, PREFIX | {"--mamba-cache-mode": "all"}, 48 * 2 * 544 * 2048),
-        (GDN, MTP, 39 * 3 * 544 * 2048 + 13 * 2 * 544 * 2048),
+        (GDN, MTP, 39 * 3 * 560 * 2048 + 13 * 2 * 560 * 2048),
         (GQA | {"head_dim": None, "hidden_size": 64 * 64}, {}, 36 * 1024 * 2048),
         # What nothing is known of: other caches and types, and what somebody else wrote.
         (GQA, {"--kv-cache-dtype": "nvfp4"}, None),
@@ -125,12 +147,44 @@ TWO = {"--tensor-parallel-size": "2"}
     ],
 )
 def test_a_request_takes(config, flags, size):
-    shape = cache_shape(config, flags, batch=2048)
+    shape = cache_shape(config, flags, batch=2048, vllm="0.25.1")
     assert (shape and shape.request_bytes(1024)) == size
 
 
+MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 128}
+MAMBA |= {"hybrid_override_pattern": "M*", "conv_kernel": 1, "num_hidden_layers": 2}
+MAMBA |= {"num_attention_heads": 1, "head_dim": 8, "max_position_embeddings": 8192}
+
+ALL = {"--mamba-cache-mode": "all"}
+OFF = {"--no-enable-prefix-caching": ""}
+
+
+@pytest.mark.parametrize(
+    ("config", "vllm", "flags", "states", "block"),
+    [
+        (GDN, "0.25.1", {}, 1, 544),
+        (GDN, "0.25.1", PREFIX | ALL, 2, 544),
+        (GDN, "0.26.0", {}, 2, 544),
+        (GDN, "0.32.0", {}, 2, 544),
+        (GDN, "0.33.0", {}, 3, 576),
+        (GDN, "0.33.0", OFF, 1, 544),
+        (MAMBA, "0.25.1", {}, 1, 4096),
+        (MAMBA, "0.25.1", PREFIX, 0, 4096),
+        (MAMBA, "0.27.1", {}, 0, 4096),
+        (MAMBA, "0.31.0", {}, 2, 4096),
+        (MAMBA, "0.31.0", ALL, 0, 4096),
+        (MAMBA, "0.32.0", ALL, 3, 4096),
+    ],
+)
+def test_releases_keep_other_states(config, vllm, flags, states, block):
+    shape = cache_shape(config, flags, batch=2048, vllm=vllm)
+    assert (shape.states, shape._block_tokens()) == (states, block)
+
+
 def test_a_window_keeps_no_more_than_it_needs():
-    shape = cache_shape(GQA | SLIDING | {"sliding_window": 128}, {}, batch=2048)
+    shape = cache_shape(
+        GQA | SLIDING | {"sliding_window": 128}, {}, batch=2048, vllm="0.25.1"
+    )
     longer = shape.request_bytes(65536) - shape.request_bytes(32768)
     assert longer == 18 * 32768 * 2048  # only layers with full attention grow
 
@@ -163,9 +217,6 @@ def test_a_rank_of_two_holds_half_of_what_is_divided():
 
 GEMMA = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 GEMMA |= {"num_hidden_layers": 12, "sliding_window": 1024}
-MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 128}
-MAMBA |= {"hybrid_override_pattern": "M*", "conv_kernel": 1, "num_hidden_layers": 2}
-MAMBA |= {"num_attention_heads": 1, "head_dim": 8, "max_position_embeddings": 8192}
 
 
 @pytest.mark.parametrize(
