@@ -19,6 +19,7 @@ _SHOWN = 60  # characters of a text of the model
 _NEVER = 20.0  # nats a token: another tokenizer
 _WORST = 700.0  # nats a token: a float holds no larger perplexity
 _CERTAIN = 1e-6  # the least chance of another token
+_MADE_HERE = "/patchkit/venvs/"  # environments of `patchkit cluster install`
 _FAILED = 500  # statuses of HTTP from here on are the server's fault
 _SUMMED = (Level.ERROR, Level.OK)
 _Judged = Iterator[tuple[str, Mapping[str, object]]]
@@ -135,16 +136,22 @@ def choose_former(answers: ModelAnswers) -> Fingerprint | None:
 
 
 def back_command(former: Fingerprint | None, start: Start) -> str:
-    """Return the command that brings back what served before, or else one that tests kernels."""
-    if former is None or former.start == start:
+    """Return the command that brings back what `up` served, or else one that tests kernels."""
+    if former is None or not former.start.cluster or former.start == start:
         return "patchkit doctor --gpu"
 
     up = quoted("patchkit", "up", start.model)
     release = former.start.parts["vLLM"].partition("+")[0]
     if release == start.parts["vLLM"].partition("+")[0]:
         return up
-    wheelhouse = ("--wheelhouse", f"wheelhouse-{release}")
-    return f"{quoted('patchkit', 'cluster', 'install', *wheelhouse)} && {up}"
+
+    # As docs/upgrade.md names the folders.
+    house = f"wheelhouse-{release}"
+    install = quoted("patchkit", "cluster", "install", "--wheelhouse", house)
+    venv = former.start.parts["installation"]
+    if _MADE_HERE not in venv:
+        install = f"{quoted(f'{venv}/bin/pip', 'install', house)}/vllm-*.whl"
+    return f"{install} && {up}"
 
 
 def answer_findings(where: str, case: AnswerCase) -> list[Finding]:

@@ -40,7 +40,8 @@ def case(answers, former=None, log=()):
 
 def kept(answers, **changes):
     made = fingerprint(case(answers), [], 1.8e9)
-    start = replace(made.start, parts={**made.start.parts, **changes})
+    parts = {**made.start.parts, **changes}
+    start = replace(made.start, parts=parts, cluster="vllm")
     return replace(made, start=start)
 
 
@@ -83,7 +84,8 @@ def test_garbage_names_the_back_ends_and_the_way_back():
         "INFO Using 'MARLIN' NvFp4 MoE backend out of potential backends: ['MARLIN'].",
         "INFO Using FlashInferCutlassNvFp4LinearKernel for NVFP4 GEMM",
     ]
-    former = kept(healthy, vLLM="0.25.1+patchkit1")
+    venv = "/home/spark/.local/share/patchkit/venvs/0123456789ab"
+    former = kept(healthy, vLLM="0.25.1+patchkit1", installation=venv)
     findings = answer_findings(
         "spark-1", case(replace(healthy, replies=tuple(replies)), former, log)
     )
@@ -112,10 +114,15 @@ def test_another_tokenizer_and_changed_flags():
 def test_the_former_of_the_same_start_comes_first():
     healthy = recorded("healthy")
     same, newer = kept(healthy), kept(healthy, vLLM="0.1")
+    healthy = replace(healthy, start=same.start)
     assert choose_former(replace(healthy, former=(newer, same))) == same
     assert choose_former(replace(healthy, former=(newer,))) == newer
     assert choose_former(healthy) is None
     assert back_command(same, healthy.start) == "patchkit doctor --gpu"
+    by_pip = kept(healthy, vLLM="0.25.1", installation="/home/spark/.venv")
+    assert back_command(by_pip, healthy.start) == (
+        "/home/spark/.venv/bin/pip install wheelhouse-0.25.1/vllm-*.whl && patchkit up tiny"
+    )
 
 
 def test_find_back_ends_in_a_log_without_any():
