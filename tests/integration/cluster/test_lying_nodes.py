@@ -672,6 +672,66 @@ def test_up_ends_the_former_start_on_a_node_that_left_the_file(
     assert ("left: spark-3: no sign of life" in said) is bool(says)
 
 
+VENV = "/home/spark/.local/share/patchkit/venvs/0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("healthy", 0, "perplexity 93.97 → 93.97 (english 96.9"),
+        ("noise", 9, "answers-moved: perplexity 93.97 → 94.48: not the model that"),
+        (
+            None,
+            0,
+            "? spark-1 answers: not checked: spark-1: an answer that does not fit",
+        ),
+    ],
+)
+def test_up_says_whether_the_answers_are_right(
+    nodes, tmp_path, capsys, name, code, says
+):
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
+    alone = ("-memory", "-alive")
+    units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
+    answers = {}
+    if name:
+        data = Path(__file__).parents[2] / "data" / "answers"
+        answers = json.loads((data / f"{name}.json").read_text())
+        healthy = json.loads((data / "healthy.json").read_text())
+        start = {**healthy["start"], "cluster": "vllm", "model": "org/m"}
+        former = {
+            "start": {**start, "parts": {"vLLM": "0.25.1", "installation": VENV}},
+            "time": 1.8e9,
+            "logprobs": {
+                each["id"]: each["logprobs"]
+                for each in healthy["replies"]
+                if each["about"] == "passage"
+            },
+            "summary": "",
+            "is_right": True,
+        }
+        answers |= {"start": start, "former": [former]}
+    head = {
+        "hold_alone": HELD,
+        "look_at_node": (value(asdict(node_facts(tmp_path))), "end"),
+        "strangers": (value([]), "end"),
+        "read_node_state": state("inactive", "dead", alone, guard="inactive"),
+        "put_files": (value(None), "end"),
+        "begin_group": (value("@1.0"), "end"),
+        "follow_units": (parts(units), "end"),
+        "ask_model": (value(answers), "end"),
+        "keep_fingerprint": (value(None), "end"),
+    }
+    nodes.lie({"spark-1": head})
+    ended, said = ask(capsys, "up", MODEL)
+    plain = " ".join(said.split())
+    assert (ended, says in plain) == (code, True), said
+    assert bool(nodes.asked("keep_fingerprint")) is bool(name)
+    if code:
+        back = "patchkit cluster install --wheelhouse wheelhouse-0.25.1 && patchkit up"
+        assert f"{back} org/m; if you meant to change it: patchkit doctor" in plain
+
+
 def test_up_tells_in_words_that_a_unit_ends(nodes, tmp_path, capsys):
     """systemd has a dozen sub-states for it: `stop-sigterm` tells nobody anything."""
     facts = asdict(node_facts(tmp_path))
