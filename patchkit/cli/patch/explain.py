@@ -83,40 +83,34 @@ def _search_blocks(
     UsageError if nothing does; the error suggests the id that the text resembles.
     """
     entries: dict[str, _Entry] = {**fixes, **claims, **symptoms()}
-
     ids = {name.replace("-", "_"): name for name in entries}
     mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
-    # Search unless the text is one word that resembles an id: then the error suggests that id.
-    is_id = mistyped and " " not in text
-    exact = set() if is_id else _exact_names(text, entries)
-    nearest = set() if is_id or exact else _nearest_names(text, entries)
-    fitting = exact | nearest
 
-    fitting_fixes = [fix for name, fix in fixes.items() if name in fitting]
-    fitting_claims = [claim for name, claim in claims.items() if name in fitting]
-    diagnoses = [_unmet(row) for name, row in symptoms().items() if name in fitting]
-    match fitting_fixes, fitting_claims, diagnoses:
-        case [], [], []:
-            hint = quoted("patchkit", "explain", *(ids[name] for name in mistyped))
-            raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
-        case _ if nearest:
-            yield "Nothing has all of these words; the nearest:"
-            yield from _hit_list(fitting_fixes, fitting_claims, diagnoses)
-        case [fix], [], []:
+    # Search unless the text is one word that resembles an id: then the error suggests that id.
+    exact = {name for name, row in entries.items() if _fits(text, _wording(row))}
+    names = exact or _nearest_names(text, entries)
+    if not names or (mistyped and " " not in text):
+        hint = quoted("patchkit", "explain", *map(ids.__getitem__, mistyped))
+        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+
+    rows = [row for name, row in entries.items() if name in names]
+    diagnoses = [_unmet(row) for row in rows if isinstance(row, Symptom)]
+    match rows:
+        case [Fix() as fix] if exact:
             yield from _fix_blocks(fix)
-        case [], [claim], []:
+        case [Claim() as claim] if exact:
             yield from _claim_blocks(claim)
-        case [], [], _ if len(diagnoses) <= _SHOWN:
+        case _ if exact and len(diagnoses) == len(rows) <= _SHOWN:
             yield from _symptom_blocks(diagnoses)
         case _:
-            yield from _hit_list(fitting_fixes, fitting_claims, diagnoses)
+            if not exact:
+                yield "Nothing has all of these words; the nearest:"
+            yield from _hit_list(rows, diagnoses)
 
 
-def _hit_list(
-    fixes: Sequence[Fix],
-    claims: Sequence[Claim],
-    diagnoses: Iterable[Diagnosis],
-) -> Blocks:
+def _hit_list(rows: Iterable[_Entry], diagnoses: Iterable[Diagnosis]) -> Blocks:
+    fixes = [row for row in rows if isinstance(row, Fix)]
+    claims = [row for row in rows if isinstance(row, Claim)]
     titles = [(row.symptom.id, row.filled(row.symptom.title)) for row in diagnoses]
     yield _listed(fixes, claims, titles)
     yield from _list_lines(fixes, claims, titles)
@@ -145,12 +139,6 @@ def _list_lines(
             yield from section(title, rows)
 
     yield "`patchkit explain ID` has the reasons and the evidence."
-
-
-def _exact_names(text: str, rows: Mapping[str, _Entry]) -> set[str]:
-    """Return the names of the entries that contain a text or all of its words."""
-    phrase = " ".join(text.split())
-    return {name for name, row in rows.items() if _fits(phrase, _wording(row))}
 
 
 def _wording(row: _Entry) -> str:
@@ -190,7 +178,7 @@ def _fits(text: str, wording: str) -> bool:
 
     Case does not matter. A text below 5 characters matches whole words only, one below 3 nothing.
     """
-    text = text.casefold()
+    text = " ".join(text.casefold().split())
     wording = wording.casefold()
     if len(text) < _LEAST_WORD:
         return False

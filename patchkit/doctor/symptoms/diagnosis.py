@@ -44,25 +44,10 @@ _EXCEPTION = TextPattern(
     r"(?:\([\w.]{1,200}\))?(?::\s|$)",
     flags=re.MULTILINE,
 )
-# How programs begin the line of any error.
-_ERROR_BEGINNINGS = (
-    "{name}Error: ",
-    "{name}Exception: ",
-    "NCCL WARN ",
-    "CUDA error: ",
-    ": error: ",
-    "fatal error: ",
-    "Fatal Python error: ",
-    "panicked at ",
-    "terminate called",
-    "core dumped",
-)
-_ERRORS = (_EXCEPTION, *map(text_pattern, _ERROR_BEGINNINGS))
-_ERROR_TEXTS = [error.text for error in _ERRORS]
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _TRACEBACK_LINES = 80
 _GENERAL_WEIGHT = (
-    1000  # characters: texts of general symptoms count as so much less specific
+    1000  # characters by which texts of general symptoms are less specific
 )
 _LEVELS = ("error", "warning", "note")
 _VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
@@ -223,8 +208,7 @@ def _searched_texts() -> list[TextPattern]:
     for library in libraries():
         texts += library.frames
 
-    patterns = (*map(text_pattern, texts), *_ERRORS)
-    return list(dict.fromkeys(patterns))
+    return [_EXCEPTION, *dict.fromkeys(map(text_pattern, texts))]
 
 
 def _judge_start(
@@ -309,7 +293,9 @@ def _first_strange(
     follow from others.
     """
     evidence = (_known_lines(log), log, streams, lives)
-    exceptions, requests = _strange_hits(_ERROR_TEXTS, *evidence)
+    marks = log_words().marks
+    exception_texts = (_EXCEPTION.text, *marks["error"])
+    exceptions, requests = _strange_hits(exception_texts, *evidence)
     request = min(requests, key=_by_number, default=None)
     if any(diagnosis.is_root for diagnosis in diagnoses):
         return None, request
@@ -322,7 +308,7 @@ def _first_strange(
         return None, request
 
     first_error = min((row.hit.number for row in errors), default=sys.maxsize)
-    failures = (SEVERE_LINE, *log_words().marks["failed"])
+    failures = (SEVERE_LINE, *marks["failed"])
     lines, _requests = _strange_hits(failures, *evidence)
     earlier_lines = [hit for hit in lines if hit.number < first_error]
     return min(earlier_lines, key=_by_number, default=None), request

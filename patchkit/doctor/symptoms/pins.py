@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
+from typing import Any
 
 from patchkit.doctor.symptoms.symptom import Cause
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, release, within
 from patchkit.runtime.rules.rule import Situation
@@ -35,7 +35,7 @@ class PackageFile:
     """The packages, and the causes of a fault of a version, by how it is judged."""
 
     package: tuple[Package, ...]
-    cause: Mapping[str, Cause]
+    cause: Mapping[str, Values]
 
 
 @cache
@@ -65,7 +65,11 @@ def pinned_causes(text: str, frames: str, facts: Situation) -> Mapping[str, Caus
         "installed": installed,
         "vllm": vllm,
     }
-    return {judged: _filled(package_file().cause[judged], values)}
+    cause: dict[str, Any] = {
+        name: text.format_map(values)
+        for name, text in package_file().cause[judged].items()
+    }
+    return {judged: Cause(**cause)}
 
 
 def _package_at_fault(text: str, frames: str) -> Package | None:
@@ -85,16 +89,3 @@ def _judge(installed: str, pin: str) -> str:
     bounds = _NAME.sub("", pin, count=1).replace("~=", ">=")
     bounds = _NO_NUMBER.sub("", bounds)
     return "fits" if within(installed, bounds) else "differs"
-
-
-def _filled(cause: Cause, values: Mapping[str, str]) -> Cause:
-    """Return a cause with values in the place of {names}."""
-    texts = {}
-    for part in fields(cause):
-        text = getattr(cause, part.name)
-        if isinstance(text, str):
-            for name, value in values.items():
-                text = text.replace(f"{{{name}}}", value)
-        texts[part.name] = text
-
-    return Cause(**texts)
