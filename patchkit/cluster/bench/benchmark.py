@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from itertools import chain
 from pathlib import Path
 
 from patchkit.cluster.agent.node_facts import NodeFacts
@@ -11,10 +10,11 @@ from patchkit.errors import HostError, StorageError
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import run
 from patchkit.reading import read_text
-from patchkit.records import RecordError, read_json
+from patchkit.records import RECIPES, RecordError, read_json, read_toml
 from patchkit.runtime.python.startup import VLLM
 
 _LONGEST_MEASUREMENT = 3600.0  # seconds
+_WORDS = read_toml(Texts, RECIPES / "bench.toml", key="words")
 
 
 @frozen
@@ -65,10 +65,12 @@ def run_benchmark(
     """
     part = place.with_suffix(".part")
     place.parent.mkdir(parents=True, exist_ok=True)
+    fields = {"server": server, "load": load, "seed": seed, "part": part}
+    words = [word.format_map(fields) for word in _WORDS]
     run(
         server.python,
         *VLLM,
-        *_bench_words(server, load, seed, part),
+        *words,
         timeout=seconds,
         why="it needs the model's tokenizer",
         hint="--tokenizer DIR names the tokenizer of a model that is not on this machine",
@@ -87,35 +89,3 @@ def run_benchmark(
         )
     part.replace(place)
     return result
-
-
-def _bench_words(
-    server: MeasuredServer,
-    load: BenchLoad,
-    seed: int,
-    part: Path,
-) -> list[str]:
-    """Return the words of the command line after `vllm`.
-
-    The seed gives each round other prompts, since the prefix cache may hold those of an earlier
-    round.
-    """
-    options = {
-        "--backend": "openai",
-        "--base-url": server.url,
-        "--model": server.model,
-        "--tokenizer": server.tokenizer,
-        "--dataset-name": "random",
-        "--random-input-len": str(load.depth),
-        "--random-output-len": str(load.output),
-        "--seed": str(seed),
-        "--num-prompts": str(load.prompts),
-        "--max-concurrency": str(load.concurrency),
-        "--percentile-metrics": "ttft,tpot,itl,e2el",
-        "--metric-percentiles": "50,90,99",
-        "--result-dir": str(part.parent),
-        "--result-filename": part.name,
-    }
-    words = ["bench", "serve", "--ignore-eos", "--disable-tqdm", "--save-result"]
-    words += chain.from_iterable(options.items())
-    return words
