@@ -146,7 +146,10 @@ def apply_command(
         # ``tree`` was read before patching, so it still has its notes.
         yield from verdict_notes(outcome.verdicts, tree)
         yield from proof_lines(outcome.proofs, verbose=verbose)
-        yield from _recorded_lines(outcome, verbose=verbose)
+        if outcome.recorded_proofs:
+            text = f"recorded as proved by {outcome.recorded_by}, not proved again:"
+            count = f" {len(outcome.recorded_proofs)} effects"
+            yield style(text, fg="cyan") + count
 
         if ledger and ledger.verdicts and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
@@ -159,21 +162,6 @@ def apply_command(
         yield from _written_lines(outcome, recipe.project, path)
         if not is_installed:
             yield from _next_lines(recipe, request, path, selection.patches)
-
-
-def _recorded_lines(outcome: Applied, *, verbose: bool) -> Lines:
-    """Yield how many proofs the maker of a package recorded; if ``verbose``, each of them."""
-    proofs = outcome.recorded_proofs
-    if not proofs:
-        return
-
-    text = f"recorded as proved by {outcome.recorded_by}, not proved again:"
-    head = style(text, fg="cyan")
-    if verbose:
-        yield head
-        yield from (f"  {proof}" for proof in proofs)
-    else:
-        yield head + f" {len(proofs)} effects"
 
 
 def _written_lines(outcome: Applied, project: str, path: Path) -> Lines:

@@ -24,20 +24,19 @@ def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli
     again = cli("apply", "--vllm-src", root, "-v").stdout.splitlines()
     fields = json.loads(cli("apply", "--vllm-src", root, "--json").stdout)
 
-    start = again.index(
-        f"recorded as proved by patchkit {__version__} on 2026-11-22, not proved again:"
-    )
-    assert [line.strip() for line in again[start + 1 :][: len(proved)]] == proved
+    by = f"patchkit {__version__} on 2026-11-22"
+    count = f"{len(proved)} effects"
+    assert f"recorded as proved by {by}, not proved again: {count}" in again
     assert not [line for line in again if line.startswith("proved ")]
     assert (fields["proofs"], fields["recorded_proofs"]) == ([], proved)
-    assert fields["recorded_by"] == f"patchkit {__version__} on 2026-11-22"
+    assert fields["recorded_by"] == by
 
     ledger = root / ".patchkit/ledger.json"
     table = json.loads(ledger.read_text())
     ledger.write_text(json.dumps({**table, "proofs": ["anything: I was never run"]}))
     forged = cli("apply", "--vllm-src", root, "-v").stdout
     assert "proved anything" not in forged
-    assert "2026-11-22, not proved again:\n  anything: I was never run" in forged
+    assert "2026-11-22, not proved again: 1 effects" in forged
     anew = apply(
         root, load_recipe("vllm"), Request(target=targets()["gb10"]), anew=True
     )
