@@ -18,7 +18,6 @@ from patchkit.cli.out import (
     next_verb,
     pip,
     program,
-    style,
     table,
     tell,
 )
@@ -40,7 +39,6 @@ from patchkit.cli.render import (
     note,
     option,
     rendered,
-    verbose_option,
 )
 from patchkit.errors import UsageError
 from patchkit.finding import worst
@@ -79,10 +77,9 @@ def wheelhouse_command() -> None:
 
 @wheelhouse_command.command("list")
 @house_option
-@verbose_option
 @rendered
-def list_wheels(house: Path, verbose: bool) -> Blocks:
-    """List the wheels that were made here; -v also their dependencies."""
+def list_wheels(house: Path) -> Blocks:
+    """List the wheels that were made here; --json also their dependencies."""
     manifest = load_manifest(house)
     wheels = manifest.wheels
     yield {
@@ -92,14 +89,13 @@ def list_wheels(house: Path, verbose: bool) -> Blocks:
     }
     built = manifest.built
     dependencies = manifest.dependencies
-    listed = [*built, *dependencies] if verbose else built
     heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
-    yield from table(map(_entry_row, listed), heads=heads)
+    yield from table(map(_entry_row, built), heads=heads)
 
     if dependencies:
         size = f"{sum(entry.size for entry in dependencies) / 1e6:,.0f} MB"
-        hint = "" if verbose else "; -v lists them"
-        yield f"{len(built)} made here, {len(dependencies)} dependencies, {size}{hint}"
+        count = f"{len(dependencies)} dependencies, {size}"
+        yield f"{len(built)} made here, {count}; --json lists them"
     yield from _override_lines(manifest.overrides)
 
     if not wheels:
@@ -112,11 +108,11 @@ def list_wheels(house: Path, verbose: bool) -> Blocks:
 def _entry_row(entry: ManifestEntry) -> Row:
     is_repacked = entry.facts.get("made") == "repack"
     return (
-        style(entry.name.project, bold=entry.kind is Kind.BUILT or None),
+        bold(entry.name.project),
         str(entry.name.version),
-        "repacked" if is_repacked else str(entry.kind),
+        "repacked" if is_repacked else "built",
         str(entry.facts.get("target", "-")),
-        f"{entry.size / 1e6:.1f}" if entry.held else "-",
+        f"{entry.size / 1e6:.1f}",
         entry.name.tag,
         entry.sha256[:12],
     )
