@@ -62,8 +62,6 @@ from patchkit.wheel.build.machine import (
     BuildPlan,
     Jobs,
     jobs_for,
-    namespace_words,
-    network,
     plan_vllm,
 )
 from patchkit.wheel.build.make import BuiltWheel
@@ -429,9 +427,6 @@ def _tell_parts(order: VllmOrder, idle: Mapping[str, str]) -> None:
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.target.major, order.origin.version):
             tell(f"without {extension.option}: {extension.cost}")
-
-    if not namespace_words():
-        tell(network())
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Blocks:
