@@ -688,8 +688,9 @@ VENV = "/home/spark/.local/share/patchkit/venvs/0123456789ab"
     ],
 )
 def test_up_says_whether_the_answers_are_right(
-    nodes, tmp_path, capsys, name, code, says
+    nodes, tmp_path, capsys, monkeypatch, name, code, says
 ):
+    monkeypatch.setattr(remote, "_LIMITS", replace(remote._LIMITS, silence=30.0))
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "spark-1"\n')
     alone = ("-memory", "-alive")
     units = [asdict(unit(unit=name)) for name in cluster("spark-1").units]
