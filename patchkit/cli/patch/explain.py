@@ -95,16 +95,19 @@ def _search_blocks(
 
     rows = [row for name, row in entries.items() if name in names]
     diagnoses = [_unmet(row) for row in rows if isinstance(row, Symptom)]
+    if not exact:
+        yield "Nothing has all of these words; the nearest:"
+        yield from _hit_list(rows, diagnoses)
+        return
+
     match rows:
-        case [Fix() as fix] if exact:
+        case [Fix() as fix]:
             yield from _fix_blocks(fix)
-        case [Claim() as claim] if exact:
+        case [Claim() as claim]:
             yield from _claim_blocks(claim)
-        case _ if exact and len(diagnoses) == len(rows) <= _SHOWN:
+        case _ if len(diagnoses) == len(rows) <= _SHOWN:
             yield from _symptom_blocks(diagnoses)
         case _:
-            if not exact:
-                yield "Nothing has all of these words; the nearest:"
             yield from _hit_list(rows, diagnoses)
 
 

@@ -189,7 +189,7 @@ def _with_broken(symptom: Symptom) -> Symptom:
 
 
 @frozen
-class Library:
+class KernelLibrary:
     """A library that launches kernels: texts of its frames, and causes of errors of its kernels."""
 
     id: str
@@ -198,10 +198,10 @@ class Library:
 
 
 @cache
-def libraries() -> tuple[Library, ...]:
+def libraries() -> tuple[KernelLibrary, ...]:
     """Return the content of recipes/doctor/libraries.toml."""
     place = RECIPES / "doctor" / "libraries.toml"
-    return read_toml(tuple[Library, ...], place, key="library")
+    return read_toml(tuple[KernelLibrary, ...], place, key="library")
 
 
 @frozen
