@@ -419,11 +419,6 @@ def _tell_parts(order: VllmOrder, idle: Mapping[str, str]) -> None:
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")
 
-    prebuilt = {extension.option for extension in order.taken} - order.given.keys()
-    if prebuilt:
-        names = ", ".join(sorted(prebuilt))
-        tell(f"{names}: upstream's wheel has them; --source NAME=… compiles one")
-
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.target.major, order.origin.version):
             tell(f"without {extension.option}: {extension.cost}")

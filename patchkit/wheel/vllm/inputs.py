@@ -37,7 +37,6 @@ from patchkit.recipes.vllm.build import (
     KnownSource,
     Wanted,
     by_option,
-    known_externals,
 )
 from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
@@ -104,17 +103,6 @@ class VllmOrder(CompileOrder):
         if is_fixed or not known.is_ready(self.origin.version) or not self.released:
             return ""
         return f"vllm=={self.version}"
-
-    @property
-    def taken(self) -> tuple[KnownSource, ...]:
-        """Return the sources that come from upstream's wheel."""
-        return tuple(
-            known
-            for known in known_externals()
-            if known.pin_of(self.origin.version)
-            and known.option not in self.without
-            and is_upstream(self.source_of(known))
-        )
 
 
 @frozen
