@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start
 from patchkit.cluster.openai.model_answers import ModelAnswers, Reply
 from patchkit.finding import Finding, Level, finding_from_text
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 
@@ -29,15 +30,15 @@ _Judged = Iterator[tuple[str, Mapping[str, object]]]
 class Bounds:
     """Where unusual answers begin, and where wrong ones; ``bounds.toml`` explains the fields.
 
-    ``marks`` are parts of a text that a parser of the server splits off, by the parser's flag;
-    ``back_ends`` are patterns of the lines in which vLLM's log names one.
+    ``marks`` are patterns of what a parser of the server splits off, by the parser's flag,
+    ``back_ends`` patterns of the lines in which vLLM's log names one.
     """
 
     facts: int
     apart: Mapping[str, float]
     moved: Mapping[str, float]
     perplexity: Mapping[str, float]
-    marks: Mapping[str, Texts]
+    marks: Values
     back_ends: Texts
     no_numbers: str
 
@@ -228,10 +229,10 @@ def _changes(start: Start, former: Start) -> str:
     """Return in words what differs between two starts of a model."""
     changes = []
     for name, text in start.parts.items():
-        now = dict.fromkeys(text.split())
-        before = dict.fromkeys(former.parts.get(name, "").split())
-        gone = " ".join(word for word in before if word not in now)
-        new = " ".join(word for word in now if word not in before)
+        now = Counter(text.split())
+        before = Counter(former.parts.get(name, "").split())
+        gone = " ".join(before - now)
+        new = " ".join(now - before)
         changes.append(f"{name} [{gone}] → [{new}]" * (now != before))
     return "; ".join(filter(None, changes)) or "nothing that is known"
 
@@ -272,7 +273,7 @@ def _judge_words(case: AnswerCase) -> _Judged:
     for reply in (case.reply("chat"), case.reply("tool")):
         fields = {"text": _quote([reply])}
         for parser, marks in _BOUNDS.marks.items():
-            if any(mark in reply.text for mark in marks):
+            if re.search(marks, reply.text):
                 yield "marks", {**fields, "parser": parser}
                 break
         else:

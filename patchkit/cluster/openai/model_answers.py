@@ -48,14 +48,6 @@ class Question:
 
 
 @frozen
-class Filler:
-    """Sentences for long texts of at most ``tokens``."""
-
-    text: str
-    tokens: int
-
-
-@frozen
 class Reply:
     """The reply to the question ``id`` of the kind ``about``.
 
@@ -136,10 +128,10 @@ def ask_model(
 
 def _fill(context: float) -> str:
     """Return sentences that fill a third of a long text, by the context of the model in tokens."""
-    filler = read_toml(Filler, _QUESTIONS, key="filler")
-    tokens = min(filler.tokens, context // 2)
-    times = int(tokens * _PER_TOKEN / 3 / len(filler.text))
-    return filler.text * max(times, 1)
+    filler = read_toml(dict[str, Any], _QUESTIONS, key="filler")
+    tokens = min(filler["tokens"], context // 2)
+    times = int(tokens * _PER_TOKEN / 3 / len(filler["text"]))
+    return str(filler["text"]) * max(times, 1)
 
 
 def _describe_start(place: FoundServer, model: str, root: str) -> Start:
