@@ -11,6 +11,7 @@ from typing import Literal
 
 from patchkit.cluster.ssh.node import require_all, run_on_all
 from patchkit.cluster.ssh.ssh import (
+    TOOL_WORDS,
     check_destination,
     error_fields,
     ssh_error,
@@ -26,8 +27,6 @@ HEADERS = 28
 """Bytes of the headers of IPv4 (20) and ICMP (8); the largest payload of a ping is the MTU less."""
 
 _PLAIN = 56  # bytes of payload: ping's default
-# Three packets; ping's status is 0 for answers, 1 for none, 2 for an error.
-_UNFRAGMENTED = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
 _STANDARD_PORT = "22"
 # A link shares no connection with other ssh programs: after a cable was out, such a connection may
 # hang.
@@ -170,7 +169,7 @@ def _ping(way: Way) -> Way:
         problem = version.trouble or "installed here is not that of iputils"
         return replace(way, said=f"ping {problem}")
 
-    words = ("ping", *_UNFRAGMENTED, "-I", way.netdev, "-s")
+    words = ("ping", *TOOL_WORDS["ping"], "-I", way.netdev, "-s")
     sizes = (_PLAIN, max(way.mtu - HEADERS, _PLAIN))
     with ThreadPoolExecutor(2) as pool:
         plain, full = pool.map(

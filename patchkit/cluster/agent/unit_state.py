@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.agent.node_files import run_for_user
+from patchkit.cluster.ssh.ssh import TOOLS
 from patchkit.frozen import Fields, Texts, frozen
+from patchkit.records import read_toml
 
 RUNNING = ("active", "activating")
 OFF = ("inactive", "failed")
@@ -17,21 +19,8 @@ _STUCK = (
     "failed",
     "auto-restart",
 )  # sub-states in which a unit with a job waits for another unit
-_PROPERTIES = {
-    "unit": "Id",
-    "active": "ActiveState",
-    "sub": "SubState",
-    "result": "Result",
-    "status": "ExecMainStatus",
-    "restarts": "NRestarts",
-    "since": "StateChangeTimestamp",
-    "invocation": "InvocationID",
-    "description": "Description",
-    "text": "StatusText",
-    "job": "Job",
-    "drop_ins": "DropInPaths",
-    "changed": "NeedDaemonReload",
-}  # field of a UnitState → systemd's property
+# Field of a UnitState → systemd's property.
+_PROPERTIES = read_toml(dict[str, str], TOOLS, key="properties")
 
 
 @frozen

@@ -65,8 +65,9 @@ def run_benchmark(
     """
     part = place.with_suffix(".part")
     place.parent.mkdir(parents=True, exist_ok=True)
-    fields = {"server": server, "load": load, "seed": seed, "part": part}
-    words = [word.format_map(fields) for word in _WORDS]
+    words = [
+        word.format(server=server, load=load, seed=seed, part=part) for word in _WORDS
+    ]
     run(
         server.python,
         *VLLM,

@@ -22,11 +22,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from patchkit.cluster.ssh.ssh import error_fields
+from patchkit.cluster.ssh.ssh import TOOLS, error_fields
 from patchkit.durable.signals import SIGNALS, Interrupted, raise_interrupts
 from patchkit.errors import HostError, PatchkitError
-from patchkit.frozen import plain_fields
-from patchkit.records import RECIPES
+from patchkit.frozen import Texts, plain_fields
+from patchkit.records import RECIPES, read_toml
 
 HEARTBEAT = 5.0
 """Seconds between two signs of life, in both directions."""
@@ -161,38 +161,6 @@ def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> byt
 
 
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
-# The files that are sent to a node. There they import the standard library alone.
-_PARTS = (
-    "*.py",
-    "durable/*.py",
-    "runtime/__init__.py",
-    "runtime/host/*.py",
-    "runtime/memory/__init__.py",
-    "runtime/memory/checkpoint.py",
-    "runtime/python/*.py",
-    "runtime/rules/__init__.py",
-    "runtime/rules/releases.py",
-    "runtime/rules/vllm_names.py",
-    "cluster/__init__.py",
-    "cluster/agent/*.py",
-    "cluster/models/*.py",
-    "cluster/openai/*.py",
-    "cluster/ssh/*.py",
-    "doctor/__init__.py",
-    "doctor/gpu_steps.py",
-    "doctor/gpu_script.py",
-    "doctor/installed_code.py",
-)
-# Files of recipes.
-_DATA = (
-    "answers/questions.toml",
-    "env/hardware.toml",
-    "env/network.toml",
-    "doctor/server.toml",
-    "doctor/ssh.toml",
-    "models.toml",
-    "units/engines.toml",
-)
 # The first day of zip, so that equal packages have equal bytes.
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
@@ -200,8 +168,9 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 @cache
 def package() -> bytes:
     """Return a zip of the files for a node: equal files give equal bytes."""
-    files = {f"patchkit/recipes/{name}": RECIPES / name for name in _DATA}
-    for part in _PARTS:
+    sent = read_toml(dict[str, Texts], TOOLS, key="sent")
+    files = {f"patchkit/recipes/{name}": RECIPES / name for name in sent["recipes"]}
+    for part in sent["package"]:
         for path in _HOME.glob(part):
             files[f"patchkit/{path.relative_to(_HOME)}"] = path
 

@@ -11,32 +11,18 @@ from pathlib import Path
 
 from patchkit.cluster.ssh.answer import Steps
 from patchkit.cluster.ssh.node import Remote, check_peer
-from patchkit.cluster.ssh.ssh import HERE, ssh_command, ssh_words
+from patchkit.cluster.ssh.ssh import HERE, TOOL_WORDS, ssh_command, ssh_words
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.follow import Completed, Follow, ending
 from patchkit.frozen import positional
 from patchkit.quoting import quoted
 
-_SILENCE = 300  # seconds without a byte until rsync gives up, as when a login hangs
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 # Lines that name no cause: rsync's summary of an error, its progress, and its statistics.
 _NO_CAUSE = re.compile(
     r"rsync error|.*%|rsync: connection unexpectedly closed"
     r"|(?:Number of|Total|Literal|Matched|File list|sent|total size) "
-)
-_OPTIONS = (
-    "-RLtp",  # -L copies the targets of links, which the other node lacks
-    "--inplace",  # continues a partial file
-    "--ignore-times",  # compares the bytes even if size and time are equal
-    "--mkpath",
-    "--partial",
-    "--protect-args",
-    f"--timeout={_SILENCE}",
-    "--info=progress2",
-    "--stats",
-    "--no-human-readable",
-    "--outbuf=L",
 )
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
 
@@ -105,7 +91,7 @@ def copy_files(
 
     require_rsync()
     total = sum(Path(folder, name).stat().st_size for name in names)
-    command = ["rsync", *_OPTIONS]
+    command = ["rsync", *TOOL_WORDS["rsync"]]
     place = f"{target}/"
     if destination != HERE:
         *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")

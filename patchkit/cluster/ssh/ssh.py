@@ -15,20 +15,10 @@ from patchkit.records import RECIPES, RecordError, read_toml, record
 HERE = "localhost"
 """The destination that stands for this machine, where ssh is not used."""
 
-_BATCH_SETTINGS = (
-    "BatchMode=yes",  # no question in the middle
-    "ConnectTimeout=10",  # seconds
-    # Seconds and tries: a cut cable is noticed after 15 s, not after TCP's quarter of an hour.
-    "ServerAliveInterval=5",
-    "ServerAliveCountMax=3",
-    # The user's configuration may forward keys and screen for logins: a node needs neither.
-    "ClearAllForwardings=yes",
-    "ForwardAgent=no",
-    "ForwardX11=no",
-    "Tunnel=no",
-    "RemoteCommand=none",  # with a RemoteCommand ssh refuses the command of its caller
-)
-_BATCH = tuple(word for setting in _BATCH_SETTINGS for word in ("-o", setting))
+TOOLS = RECIPES / "units" / "tools.toml"
+TOOL_WORDS = read_toml(dict[str, Texts], TOOLS, key="words")
+"""Program → words of each call."""
+
 _DID_NOT_CONNECT = 255  # exit status of ssh itself; others are the command's
 _NOT_FOUND = 127  # of a shell that has no such program
 _CAUSES = read_toml(
@@ -43,7 +33,7 @@ def ssh_words(destination: str, *options: str) -> Texts:
     UsageError for a wrong destination.
     """
     check_destination(destination)
-    return ("ssh", "-T", *options, *_BATCH, "--", destination)
+    return ("ssh", "-T", *options, *TOOL_WORDS["ssh"], "--", destination)
 
 
 def check_destination(destination: str) -> None:
