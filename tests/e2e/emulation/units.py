@@ -8,12 +8,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from e2e.emulation.lab import QUIET, Answers, Lab
 from e2e.lifecycle import fake_venv, freezing, image, rack, rootfs
 from e2e.lifecycle.cluster import URL, EmulatedCluster, Engine, insist, wait
 from e2e.lifecycle.nodes import HOME, SystemdNode
+from patchkit.follow import Completed
 from patchkit.process import attempt
 
 COMPILER = ("g++", "python3-dev")  # torch compiles while vLLM starts
@@ -117,6 +119,15 @@ def soak(lab: Lab) -> str:
     return f"{told}; SIGSTOP of the engine: {cured}"
 
 
+class RandomCluster(EmulatedCluster):
+    """A cluster whose models have random weights: `up` says that they compute garbage."""
+
+    def patchkit(self, *words: str) -> Completed:
+        done = super().patchkit(*words)
+        is_garbage = "the model computes garbage" in done.output + done.errors
+        return replace(done, status=0) if is_garbage else done
+
+
 @contextmanager
 def _cluster(
     lab: Lab, log: str, engine: Engine = "venv", **choices: object
@@ -129,7 +140,7 @@ def _cluster(
         root, home, archive = rootfs.ready(lab.work), IMAGES, _image(lab.work, site)
     shared = {Path(sys.prefix), lab.model, archive.parent}
     with rack.up(root, folder, home=home, shared=shared) as parts:
-        cluster = EmulatedCluster(
+        cluster = RandomCluster(
             *parts, folder, patience=SERVE_SECONDS, engine=engine, archive=archive
         )
         for node in cluster.nodes.values():
