@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -65,26 +65,21 @@ class WantedMetric:
     where: str = ""
 
 
-def wanted_metrics() -> tuple[WantedMetric, ...]:
-    """Load the metrics of ``server.toml``."""
+def read_figures(text: str) -> dict[str, float]:
+    """Return the metrics of server.toml by id, without those that a text lacks or spoils."""
     file = RECIPES / "doctor" / "server.toml"
-    return read_toml(tuple[WantedMetric, ...], file, key="metric")
-
-
-def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
-    """Return the wanted figures by id, without those that the text of /metrics lacks or spoils."""
     series = read_series(text)
     figures: dict[str, float] = {}
-    for metric in wanted:
-        rows = next(filter(None, map(series.get, metric.names)), ())
+    for metric in read_toml(tuple[WantedMetric, ...], file, key="metric"):
         fold = max if metric.fold == "max" else sum
-        with contextlib.suppress(ValueError):
+        # Without rows there is no figure.
+        with contextlib.suppress(ValueError, StopIteration):
+            rows = next(filter(None, map(series.get, metric.names)))
             values = [
                 read_count(value) for labels, value in rows if metric.where in labels
             ]
-            if rows:
-                # A counter has no series for a label before the first such event.
-                figures[metric.id] = fold(values or [0.0])
+            # A counter has no series for a label before the first such event.
+            figures[metric.id] = fold(values or [0.0])
     return figures
 
 
@@ -220,7 +215,8 @@ def ask_server(
 
     # Read the metrics before the model is asked: its counters would include that request.
     metrics = server.ask("/metrics")
-    rate = _find_speed(server, metrics, started) if speed else None
+    figures = read_figures(metrics.text)
+    rate = _find_speed(server, figures, started) if speed else None
     listing = server.ask("/v1/models")
     token = ask_token(server, listing, seconds, _FEW, _PATHS)
     version = server.ask("/version").value("version") or ""
@@ -238,27 +234,23 @@ def ask_server(
         listing=listing.outcome,
         token=token,
         metrics=metrics.outcome,
-        figures=read_figures(metrics.text, wanted_metrics()),
+        figures=figures,
         life=judge(signs, patience),
         speed=rate,
     )
 
 
 def _find_speed(
-    server: HttpServer, before: HttpAnswer, started: Mapping[str, Any]
+    server: HttpServer, former: Mapping[str, float], started: Mapping[str, Any]
 ) -> ServerSpeed | None:
-    """Read the metrics again a moment after ``before``; return the speed, None if unknown.
+    """Read the metrics a moment after the ``former`` ones; return the speed, None if unknown.
 
     ``started`` has what bounds it: bytes of weights for a token, of the cache, and per second.
     """
     begin = time.monotonic()
     time.sleep(_MOMENT)
-    text = server.ask("/metrics").text
+    figures = read_figures(server.ask("/metrics").text)
     seconds = time.monotonic() - begin
-
-    wanted = wanted_metrics()
-    former = read_figures(before.text, wanted)
-    figures = read_figures(text, wanted)
     if not figures.keys() & former.keys() >= {"generated", "running", "kv-usage"}:
         return None
 
@@ -273,7 +265,7 @@ def _find_speed(
     most = 0.0
     with contextlib.suppress(ValueError, TypeError):
         weights, cache, bandwidth = map(positive_number, started.get("speed", ()))
-        read_bytes = max(weights, 1.0) + min(figures["kv-usage"], 1.0) * cache
+        read_bytes = weights + min(figures["kv-usage"], 1.0) * cache
         steps = min(bandwidth / read_bytes, _LARGEST) if weights else 0.0
         most = steps * requests * (1 + accepted / drafts)
 
