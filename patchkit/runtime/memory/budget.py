@@ -65,7 +65,7 @@ class PrefixRules:
 
     ``layers`` is a key of the table ``state`` that such layers have, ``flag`` is given, with or
     without its value. ``states`` is 0 for one a block; the tokens of a block are a multiple of
-    ``block``.
+    ``block``, 0 for what the kernels take at once.
     """
 
     releases: str

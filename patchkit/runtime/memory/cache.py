@@ -148,7 +148,7 @@ def cache_shape(
         groups=tuple(groups),
         batch=batch,
         states=rules.states and rules.states + _count_drafted(flags),
-        block=rules.block,
+        block=rules.block or _first_count(config, "chunk") or _BLOCK,
     )
 
 

@@ -5,11 +5,13 @@ model a row, with its config, the tensors of its checkpoint, its flags, and byte
 of activations, of one request with so many tokens, and the whole without the cache (None where
 other programs ran on the GPU). Of two ranks, one was started, with a stand-in for the other.
 
-hybrid.json holds what vLLM 0.32's own functions computed on a CPU, from configs with the sizes of
+hybrid.json holds what vLLM's own functions computed on a CPU, from configs with the sizes of
 published models: bytes of the parameters of its modules, made without memory, and of one request,
 by the specs of its layers, its groups and its blocks, which attention on CUDA has in multiples of
-16 tokens. A rank of two was made alone, with the sizes of one of two. The names of tensors are
-those of transformers. ``weights`` is 0 with drafting: parts are shared once they are loaded.
+16 tokens. Installed was 0.32; 0.25.1 and 0.33 ran from their sdists with the packages of 0.32, and
+0.33 was told of FlashInfer's prefill for GDN, which it takes on a GB10. A rank of two was made
+alone, with the sizes of one of two. The names of tensors are those of transformers. ``weights`` is
+0 with drafting: parts are shared once they are loaded.
 """
 
 import json
@@ -169,7 +171,7 @@ OFF = {"--no-enable-prefix-caching": ""}
         (GDN, "0.33.0", {}, 3, 576),
         (GDN, "0.33.0", OFF, 1, 544),
         (MAMBA, "0.25.1", {}, 1, 4096),
-        (MAMBA, "0.25.1", PREFIX, 0, 4096),
+        (MAMBA | {"chunk_size": 128}, "0.25.1", PREFIX, 0, 4096),
         (MAMBA, "0.27.1", {}, 0, 4096),
         (MAMBA, "0.31.0", {}, 2, 4096),
         (MAMBA, "0.31.0", ALL, 0, 4096),
