@@ -158,13 +158,14 @@ def _nearest_names(text: str, rows: Mapping[str, _Entry]) -> set[str]:
     shared = {name: words & _words(str(row)) for name, row in rows.items()}
     counts = Counter(chain.from_iterable(shared.values()))
 
-    weights = {word: log(len(rows) / count) for word, count in counts.items()}
-    for word, count in counts.items():
-        if count > _COMMON * len(rows):
-            weights[word] = 0.0
-
+    rarities = {
+        word: log(len(rows) / count)
+        for word, count in counts.items()
+        if count <= _COMMON * len(rows)
+    }
     scores = {
-        name: sum(weights[word] for word in common) for name, common in shared.items()
+        name: sum(rarities[word] for word in common & rarities.keys())
+        for name, common in shared.items()
     }
     best = sorted(scores, key=scores.__getitem__, reverse=True)[:_NEAREST]
     return {name for name in best if scores[name] > _NEAR * scores[best[0]]}

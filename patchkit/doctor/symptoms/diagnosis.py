@@ -317,12 +317,14 @@ def _first_strange(
 def _known_lines(log: Scan) -> dict[int, bool]:
     """Return the lines that a symptom describes → whether one does that may be a cause."""
     known_lines: dict[int, bool] = {}
-    for symptom in symptoms().values():
+    consequences_first = sorted(
+        symptoms().values(), key=attrgetter("follows"), reverse=True
+    )
+    for symptom in consequences_first:
         for hit in log.hits_of(symptom.says):
             last = hit.number + hit.text.count("\n")
-            for line in range(hit.number, last + 1):
-                known_lines.setdefault(line, False)
-                known_lines[line] |= not symptom.follows
+            numbers = range(hit.number, last + 1)
+            known_lines |= dict.fromkeys(numbers, not symptom.follows)
 
     return known_lines
 

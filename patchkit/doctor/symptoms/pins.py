@@ -53,10 +53,12 @@ def pinned_causes(text: str, frames: str, facts: Situation) -> Mapping[str, Caus
     if package is None:
         return {}
 
-    vllm = facts.get("vllm", "")
+    vllm = facts.get("vllm", "0")
     table = read_table(PINS)
-    is_covered = bool(vllm) and release(vllm) >= table.oldest
-    pin = table.at(vllm).get(package.name, "") if is_covered else ""
+    pin = ""
+    if release(vllm) >= table.oldest:
+        pin = table.at(vllm).get(package.name, "")
+
     installed = facts.get(package.name, "")
     judged = _judge(installed, pin)
     values = {
