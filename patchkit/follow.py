@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import resource
 import select
 import shutil
@@ -80,6 +81,16 @@ class Completed:
         if any("\n" in word for word in self.command):
             return self.command[0]
         return f"`{quoted(*self.command)}`"
+
+    def last_line(self, noise: str = "(?!)") -> str:
+        """Return the last line that the program wrote, or how it ended if there is none.
+
+        A line in which the pattern ``noise`` occurs does not count.
+        """
+        for line in reversed(f"{self.output}\n{self.errors}".splitlines()):
+            if line.strip() and not re.search(noise, line):
+                return line.strip()
+        return self.trouble
 
     def error(
         self,

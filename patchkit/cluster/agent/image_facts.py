@@ -23,7 +23,6 @@ from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.cluster.ssh.node import Remote
 from patchkit.digests import digest
 from patchkit.errors import HostError
-from patchkit.follow import Completed
 from patchkit.foreign import read_json, whole_number
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.process import ask, attempt
@@ -207,7 +206,7 @@ def find_image(
         words = (*options, program, "info", "--format={{json .}}")
         done = run_for_user("systemd-run", *words, timeout=_PATIENCE)
         if done.trouble:
-            raise HostError(last_line(done))
+            raise HostError(done.last_line())
 
         info = read_json(done.output)
         if refusals := info.get("ServerErrors"):  # docker ends with 0 all the same
@@ -337,9 +336,3 @@ def contents_inside() -> ImageContents:
         ptxas=ptxas,
         **answer,
     )
-
-
-def last_line(done: Completed) -> str:
-    """Return the last line that a failed program wrote, or how it failed if it wrote nothing."""
-    text = done.errors.strip() or done.output.strip() or done.trouble
-    return text.splitlines()[-1].strip()

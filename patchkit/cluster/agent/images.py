@@ -14,7 +14,6 @@ from patchkit.cluster.agent.image_facts import (
     LAYER,
     ImageFacts,
     find_image,
-    last_line,
 )
 from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.models.model_files import require_room
@@ -68,7 +67,7 @@ def pull_image(
     if not done.trouble:
         return find_image(engine, names)
 
-    what = f"cannot pull {reference}: {last_line(done)}"
+    what = f"cannot pull {reference}: {done.last_line()}"
     if "no space left" in done.output + done.errors:
         raise StorageError(
             what,
@@ -192,7 +191,7 @@ def build_layer(
 
     if building.done.trouble:
         troubles = [line for line in lines if not line.startswith("✓")]
-        troubles = troubles or [last_line(building.done)]
+        troubles = troubles or [building.done.last_line()]
         what = "\n".join(["the layer was not built:", *troubles[:3]])
         raise BuildError(what, hint=quoted(*words))
     return BuiltImage(

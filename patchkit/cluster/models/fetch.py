@@ -55,6 +55,7 @@ except Exception as error:
         answer["kind"] = "refused"
 """
 _PATIENCE = 60.0  # seconds
+_PROGRESS = r"%\||it/s"  # of hf, in a line
 _MOST_WORDS = 400  # characters of the Hub's answer
 _PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
 _ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
@@ -231,14 +232,8 @@ def _require_downloaded(repo: str, done: Completed) -> None:
     if not done.trouble:
         return
 
-    words = done.trouble
-    for line in done.output.split("\n"):
-        is_progress = "%|" in line or "it/s" in line
-        if line.strip() and not is_progress:
-            words = line.strip()
-
     raise StorageError(
-        f"{repo}: hf download failed: {words}",
+        f"{repo}: hf download failed: {done.last_line(_PROGRESS)}",
         hint="run the same command again: the files that are whole are kept",
     )
 
