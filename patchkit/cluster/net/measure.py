@@ -21,6 +21,7 @@ from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.rules.releases import read_env_data
 
 _MEASURE = read_env_data("network")["measure"]
+_SECONDS = _MEASURE["seconds"]
 _TEXTS = "bandwidth.toml"
 _MOST = 1e4  # Gb/s: no cable carries more
 
@@ -31,34 +32,30 @@ Rate = tuple[Finding, float | None]
 
 @positional
 class HalfEnd:
-    """One end of a half of a cable: its node, its interface, and the network of both ends."""
+    """One end of a half of a cable; ``device`` are ib_write_bw's words for it, () without RDMA."""
 
     remote: Remote
-    host: Host
     netdev: Netdev
-    network: IPv4Network
-
-    @property
-    def address(self) -> str:
-        addresses = (it.ip for it in self.netdev.ipv4 if it.network == self.network)
-        return str(next(addresses))
-
-    @property
-    def rdma_words(self) -> list[str]:
-        """Return ib_write_bw's words for the RDMA device and its GID, [] if there is none."""
-        device = self.host.rdma_of(self.netdev.name)
-        gid = device and device.gid_of([self.address])
-        return ["-d", device.name, "-x", str(gid.index)] if device and gid else []
+    address: str
+    device: Texts
 
 
 Half = tuple[HalfEnd, HalfEnd]  # the sender's, and the receiver's
+
+
+def _find_end(node: Node, netdev: Netdev, network: IPv4Network) -> HalfEnd:
+    remote, host = node
+    address = next(str(it.ip) for it in netdev.ipv4 if it.network == network)
+    device = host.rdma_of(netdev.name)
+    gid = device and device.gid_of([address])
+    words = ("-d", device.name, "-x", str(gid.index)) if device and gid else ()
+    return HalfEnd(remote, netdev, address, words)
 
 
 def measure_network(
     nodes: Sequence[Node],
     names: Texts,
     tell: Callable[[str], None],
-    seconds: float = _MEASURE["seconds"],
 ) -> Iterator[Rate]:
     """Measure the cables from each node to the next one, and of a ring from the last to the first.
 
@@ -90,8 +87,8 @@ def measure_network(
 
         halves = [
             (
-                HalfEnd(*sender, pair.netdev, pair.network),
-                HalfEnd(*receiver, pair.peers[0], pair.network),
+                _find_end(sender, pair.netdev, pair.network),
+                _find_end(receiver, pair.peers[0], pair.network),
             )
             for pair in shared_networks(cages, peer)
             if len(pair.peers) == 1
@@ -102,22 +99,22 @@ def measure_network(
             if len(twins) > 1:
                 rounds.append(twins)
             for chosen in rounds:
-                yield _measure_halves(chosen, by, seconds, tell)
+                yield _measure_halves(chosen, by, tell)
 
 
 def _measure_halves(
-    halves: Sequence[Half], by: str, seconds: float, tell: Callable[[str], None]
+    halves: Sequence[Half], by: str, tell: Callable[[str], None]
 ) -> Rate:
     """Measure one half, or several at the same time; return the sum."""
-    if not all(end.rdma_words for half in halves for end in half):
+    if not all(end.device for half in halves for end in half):
         by = "sockets"
 
     sender, receiver = halves[0]
     part = "both halves" if len(halves) > 1 else sender.netdev.name
     where = f"{sender.remote.destination} to {receiver.remote.destination}, {part}"
-    tell(f"{where}: {seconds:.0f} s by {by}")
+    tell(f"{where}: {_SECONDS} s by {by}")
 
-    rates = run_on_all(halves, lambda half: _measure_half(half, by, seconds))
+    rates = run_on_all(halves, lambda half: _measure_half(half, by))
     try:
         gbits = sum(require_all(rates))
     except PatchkitError as error:
@@ -138,18 +135,18 @@ def judge_rate(gbits: float, halves: int, by: str, where: str) -> Finding:
     return finding_from_text(_TEXTS, about, where, **fields)
 
 
-def _measure_half(half: Half, by: str, seconds: float) -> float:
+def _measure_half(half: Half, by: str) -> float:
     """Return the Gb/s of one half. Raises HostError if a node cannot, or answers nonsense."""
     sender, receiver = half
     token = secrets.token_hex(16)
-    devices = [end.rdma_words if by == bandwidth.TOOL else [] for end in half]
+    devices = [end.device if by == bandwidth.TOOL else () for end in half]
 
     with receiver.remote.opened(
         int,
         bandwidth.receive,
         address=receiver.address,
         token=token,
-        seconds=seconds,
+        seconds=_SECONDS,
         device=devices[1],
     ) as port:
         gbits = sender.remote.call(
@@ -159,7 +156,7 @@ def _measure_half(half: Half, by: str, seconds: float) -> float:
             port=port,
             netdev=sender.netdev.name,
             token=token,
-            seconds=seconds,
+            seconds=_SECONDS,
             device=devices[0],
         )
 
