@@ -10,9 +10,9 @@ from patchkit.cluster.agent.node_facts import (
     NodeFacts,
     PythonContents,
 )
-from patchkit.cluster.agent.node_state import GroupProcess, NodeState
+from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.node_troubles import NodeTroubles
-from patchkit.cluster.agent.processes import Listener
+from patchkit.cluster.agent.processes import Listener, Process
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterNode, ServeChoices
@@ -189,7 +189,7 @@ def reports(folder):
                 disks=(
                     DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),
                 ),
-                processes=(GroupProcess(pid=10, name="vllm", state="S"),),
+                processes=(Process(pid=10, name="vllm", state="S"),),
                 listeners=(listener,) * (number == 0),
                 models=(model(),),
                 placed=placed_files(its.files, "patchkit-vllm.service"),

@@ -54,7 +54,13 @@ from patchkit.cluster.agent.judge import (
     judge,
     read_counters,
 )
-from patchkit.cluster.agent.processes import read_mark, run_tool, strangers
+from patchkit.cluster.agent.processes import (
+    is_in_unit,
+    read_mark,
+    read_processes,
+    run_tool,
+    strangers,
+)
 from patchkit.http_exchange import HttpAnswer, HttpServer
 
 FROZEN = 3  # exit status after which the unit kills the server
@@ -356,11 +362,9 @@ def find_work(settings: Settings, silent: float) -> str:
 
 def _find_compiler(cluster: str) -> str:
     """Return the name of a compiler that the group of ``cluster`` runs here, "" for none."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended, or belongs to another user
-            name = (process / "comm").read_text(errors="replace").strip()
-            if name in _COMPILERS and read_mark(process) == cluster:
-                return name
+    for process in read_processes():
+        if process.name in _COMPILERS and read_mark(process.pid) == cluster:
+            return process.name
     return ""
 
 
@@ -425,13 +429,12 @@ def _abort_processes(settings: Settings, is_main: bool) -> str:
 
     unit = settings["unit"]
     main_pid = show_property(unit, "MainPID")
-    in_unit = re.compile(f"/{re.escape(unit)}(/|$)", re.MULTILINE)
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            is_member = in_unit.search((process / "cgroup").read_text())
-            if is_member and (process.name == main_pid) == is_main:
-                os.kill(int(process.name), signal.SIGABRT)
-                os.kill(int(process.name), signal.SIGCONT)
+    for process in read_processes():
+        is_asked = (str(process.pid) == main_pid) == is_main
+        if is_asked and is_in_unit(process.pid, unit):
+            with suppress(OSError):
+                os.kill(process.pid, signal.SIGABRT)
+                os.kill(process.pid, signal.SIGCONT)
     return ""
 
 

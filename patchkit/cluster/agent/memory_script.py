@@ -45,7 +45,7 @@ from patchkit.cluster.agent.memory_record import (
     record_path,
     recorded_boots,
 )
-from patchkit.cluster.agent.processes import read_mark
+from patchkit.cluster.agent.processes import Process, read_mark, read_processes
 
 _GIB = 1 << 20  # in KiB, as /proc/meminfo counts
 _FASTEST = 16 * _GIB  # KiB that are taken in a second at most: a GB10 writes no more
@@ -114,24 +114,13 @@ class MemoryLeft(NamedTuple):
     stalled: float
 
 
-class ProcessSize(NamedTuple):
-    """A process: ``size`` is its resident memory in KiB."""
-
-    size: int
-    name: str
-    user: int
-
-
-_NO_PROCESS = ProcessSize(0, "", 0)
-
-
 @dataclass(frozen=True)
 class ProcessSizes:
-    """All processes by number, ``at`` a moment of the monotonic clock, with what was ``left``."""
+    """All processes with memory, ``at`` a moment of the monotonic clock, and what was ``left``."""
 
     at: float
     left: int
-    rows: dict[int, ProcessSize]
+    processes: list[Process]
 
 
 @dataclass(frozen=True)
@@ -195,7 +184,7 @@ class MemoryGuard:
 
         self._groups: dict[Path, RankGroup] = {}
         # Where groups are or will be: that of the unit, which runs a program in a container.
-        self._paths = {_read_group(Path("/proc/self")).with_name(settings["unit"])}
+        self._paths = {_read_group(os.getpid()).with_name(settings["unit"])}
         self._killed: dict[int, bool] = {}  # inode of a group → whether at once
         self._looks = collections.deque[ProcessSizes]()
         self._looked_at = 0.0
@@ -282,7 +271,8 @@ class MemoryGuard:
     def look_at_processes(self, memory: MemoryLeft) -> None:
         """Keep the sizes of all processes now, and in the last seconds."""
         now = time.monotonic()
-        sizes = ProcessSizes(now, memory.left, dict(_read_processes()))
+        processes = [process for process in read_processes() if process.size]
+        sizes = ProcessSizes(now, memory.left, processes)
         if memory.left >= self.mark or not self._looks:
             self._calm = sizes
         self._looks.append(sizes)
@@ -351,7 +341,7 @@ class MemoryGuard:
 
     def _describe_wait(self, memory: MemoryLeft) -> str:
         total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 10
-        subject, size = most_grown(ProcessSizes(0.0, total, {}), self._looks[-1])
+        subject, size = most_grown(ProcessSizes(0.0, total, []), self._looks[-1])
         text = f"the start waits for memory: {memory.left / _GIB:.1f} GiB are left"
         text += f", {self.needs / _GIB:.1f} needed"
         return f"{text}; {subject} has {size / _GIB:.1f}"
@@ -380,22 +370,22 @@ def find_containers(name: str, tries: collections.Counter[Path]) -> Iterator[Pat
     Each group is tried ``_TRIES`` times: at first it may have the engine's program alone.
     """
     groups = set()
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in read_processes():
         with suppress(OSError):  # the process ended
-            group = _read_group(process)
+            group = _read_group(process.pid)
             groups.add(group)
             if _CONTAINER.search(str(group)) and tries[group] < _TRIES:
                 tries[group] += 1
-                if read_mark(process) == name:
+                if read_mark(process.pid) == name:
                     yield group
 
     for group in tries.keys() - groups:
         del tries[group]
 
 
-def _read_group(process: Path) -> Path:
-    """Return the folder of a process's control group; ``process`` is its folder in /proc."""
-    text = (process / "cgroup").read_text(errors="replace")
+def _read_group(pid: int) -> Path:
+    """Return the folder of a process's control group."""
+    text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
     return _GROUPS / text.rpartition("::/")[2].strip()
 
 
@@ -405,28 +395,6 @@ def _open_group(path: Path, inode: int) -> RankGroup:
     with suppress(OSError):  # it is root's, or Linux is older than 5.14
         kill = os.open(path / "cgroup.kill", os.O_WRONLY)
     return RankGroup(inode, members, kill)
-
-
-def _read_processes() -> Iterator[tuple[int, ProcessSize]]:
-    """Yield all processes that have memory, by number."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process ended
-            with (folder / "stat").open("rb", buffering=0) as file:
-                text = file.read(mmap.PAGESIZE)
-                user = os.fstat(file.fileno()).st_uid
-
-            # "(NAME) STATE ...": a name may have parentheses in it.
-            program, _, fields = text.partition(b"(")[2].rpartition(b") ")
-            pages = int(fields.split()[21])
-            if pages:
-                yield (
-                    int(folder.name),
-                    ProcessSize(
-                        size=pages * mmap.PAGESIZE >> 10,
-                        name=program.decode(errors="replace"),
-                        user=user,
-                    ),
-                )
 
 
 def describe_growth(looks: Iterable[ProcessSizes], now: ProcessSizes) -> str:
@@ -450,24 +418,23 @@ def most_grown(before: ProcessSizes, now: ProcessSizes) -> tuple[str, int]:
     """
     growth = collections.Counter[int]()
     programs = collections.Counter[tuple[str, int]]()
-    for number in before.rows.keys() | now.rows.keys():
-        size = now.rows.get(number, _NO_PROCESS).size
-        former = before.rows.get(number, _NO_PROCESS)
-        growth[number] = size - former.size
-        programs[now.rows.get(number, former)[1:]] += growth[number]
+    for sign, look in ((-1, before), (1, now)):
+        for process in look.processes:
+            growth[process.pid] += sign * process.size
+            programs[process.name, process.user] += sign * process.size
 
     nobody = before.left - now.left - programs.total()
-    program, grown = max(programs.items(), key=lambda row: row[1])
+    [(program, grown)] = programs.most_common(1)
     if nobody > grown:
         return "memory of no process, as a GPU's,", nobody
 
-    rows = {number: row for number, row in now.rows.items() if row[1:] == program}
-    most = max(rows, key=growth.__getitem__, default=0)
+    name, user = program
+    pids = [row.pid for row in now.processes if (row.name, row.user) == program]
+    most = max(pids, key=growth.__getitem__, default=0)
     who = f"process {most}"
     if growth[most] < grown / 2:
-        who = f"{len(rows)} processes"
-    user = _user_names().get(program[1], f"user {program[1]}")
-    return f"{program[0]} ({who} of {user})", grown
+        who = f"{len(pids)} processes"
+    return f"{name} ({who} of {_user_names().get(user, f'user {user}')})", grown
 
 
 @functools.cache

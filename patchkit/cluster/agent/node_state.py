@@ -21,8 +21,10 @@ from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
 from patchkit.cluster.agent.processes import (
     Listener,
+    Process,
     find_listeners,
     read_mark,
+    read_processes,
     strangers,
 )
 from patchkit.cluster.agent.unit_journal import read_journal
@@ -183,8 +185,8 @@ def read_settings(name: str) -> Fields:
 
 def other_clusters(name: str) -> dict[str, bool]:
     """Return the other clusters of this user that run here, by name: True on their head."""
-    processes = Path("/proc").glob("[0-9]*")
-    running = {read_mark(process) for process in processes if _is_own(process)}
+    own = [process.pid for process in read_processes() if process.user == os.getuid()]
+    running = set(map(read_mark, own))
 
     # A cluster without a process may still run: its unit waits for the next start.
     files = config_folder(name).parent.glob("*/group.json")
@@ -197,13 +199,6 @@ def other_clusters(name: str) -> dict[str, bool]:
 
     names = sorted(filter(NAME.fullmatch, running - {name}))
     return {cluster: "url" in read_settings(cluster) for cluster in names}
-
-
-def _is_own(process: Path) -> bool:
-    """Return whether a process belongs to this user; ``process`` is its folder in /proc."""
-    with suppress(OSError):  # the process ended
-        return process.stat().st_uid == os.getuid()
-    return False
 
 
 def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]:
@@ -234,30 +229,11 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
     return containers
 
 
-@frozen
-class GroupProcess:
-    """A process of a group; ``state`` is the kernel's letter: R, S, D, T, Z …"""
-
-    pid: int
-    name: str
-    state: str
-
-
-def group_processes(name: str) -> Iterator[GroupProcess]:
+def group_processes(name: str) -> Iterator[Process]:
     """Yield the processes with the mark of a cluster, also those outside of its control group."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process ended
-            if _is_own(folder) and read_mark(folder) == name:
-                text = (folder / "stat").read_bytes().decode(errors="replace")
-                # The name is in parentheses, and may have parentheses in it: search from the end.
-                before, _, after = text.rpartition(")")
-                program = before.partition("(")[2]
-                state = after.strip()[:1]
-                yield GroupProcess(
-                    pid=int(folder.name),
-                    name=program,
-                    state=state,
-                )
+    for process in read_processes():
+        if process.user == os.getuid() and read_mark(process.pid) == name:
+            yield process
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:

@@ -6,6 +6,8 @@ This file is copied to the nodes, beside group.py.
 from __future__ import annotations
 
 import ipaddress
+import mmap
+import os
 import re
 import socket
 import subprocess
@@ -40,13 +42,47 @@ def run_tool(
     )
 
 
-def read_mark(process: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this machine; ``state`` is the kernel's letter: R, S, D, T, Z …
+
+    ``user`` is its UID, ``size`` its resident memory in KiB.
+    """
+
+    pid: int
+    name: str
+    state: str
+    user: int = 0
+    size: int = 0
+
+
+def read_processes() -> Iterator[Process]:
+    """Yield all processes of this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process ended
+            with (folder / "stat").open("rb", buffering=0) as file:
+                text = file.read(mmap.PAGESIZE)
+                user = os.fstat(file.fileno()).st_uid
+
+            # "(NAME) STATE ...": a name may have parentheses in it.
+            name, _, fields = text.partition(b"(")[2].rpartition(b") ")
+            state, *numbers = fields.decode().split()
+            yield Process(
+                pid=int(folder.name),
+                name=name.decode(errors="replace"),
+                state=state,
+                user=user,
+                size=int(numbers[20]) * mmap.PAGESIZE >> 10,
+            )
+
+
+def read_mark(pid: int) -> str:
     """Return the name of the cluster that a process belongs to, "" for none.
 
-    ``process`` is the folder in /proc. A process of another user counts as none.
+    A process of another user counts as none.
     """
     with suppress(OSError):  # it ended, or belongs to another user
-        environment = (process / "environ").read_bytes()
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
         for entry in environment.split(b"\0"):
             variable, _, value = entry.partition(b"=")
             if variable == MARK.encode():
@@ -66,9 +102,8 @@ def strangers(
     """
     descriptions = []
     for listener in listeners_at(url):
-        process = Path(f"/proc/{listener.pid}")
-        cluster = read_mark(process)
-        if (name and cluster == name) or _is_in_unit(process, unit):
+        cluster = read_mark(listener.pid)
+        if (name and cluster == name) or is_in_unit(listener.pid, unit):
             continue
 
         text = f"{listener.address} port {listener.port}: {listener.holder}"
@@ -78,9 +113,10 @@ def strangers(
     return descriptions
 
 
-def _is_in_unit(process: Path, unit: str) -> bool:
+def is_in_unit(pid: int, unit: str) -> bool:
+    """Return whether a process is in the control group of a unit."""
     with suppress(OSError):  # it ended
-        path = (process / "cgroup").read_text(errors="replace")
+        path = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
         return unit in re.split("[/\n]", path)
     return False
 

@@ -17,8 +17,8 @@ from patchkit.cluster.agent.health import DiskRoom, NodeHealth
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
-from patchkit.cluster.agent.node_state import GroupProcess, NodeState
-from patchkit.cluster.agent.processes import Listener
+from patchkit.cluster.agent.node_state import NodeState
+from patchkit.cluster.agent.processes import Listener, Process
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError
@@ -191,7 +191,7 @@ class NodeAnswer:
     health: NodeHealth | None = None
     state: NodeState | None = None
     contents: PythonContents | None = None
-    processes: tuple[GroupProcess, ...] | None = None
+    processes: tuple[Process, ...] | None = None
     listeners: tuple[Listener, ...] | None = None
     disks: tuple[DiskRoom, ...] | None = None
     models: tuple[ModelPrint, ...] | None = None

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent.links import PeerLink
-from patchkit.cluster.agent.node_state import GroupProcess
-from patchkit.cluster.agent.processes import Listener
+from patchkit.cluster.agent.processes import Listener, Process
 from patchkit.doctor.archive import pack_archive, take_out_names
 from patchkit.doctor.cluster_checks import cluster_findings
 from patchkit.doctor.examination import Examination
@@ -83,7 +82,7 @@ def moved(report):
 
 
 def halted(letter):
-    return (GroupProcess(pid=10, name="VLLM::Worker_TP1", state=letter),)
+    return (Process(pid=10, name="VLLM::Worker_TP1", state=letter),)
 
 
 def ended(report, *, processes=()):

@@ -23,11 +23,10 @@ from patchkit.cluster.agent.memory_record import (
 )
 from patchkit.cluster.agent.memory_script import (
     MemoryGuard,
-    ProcessSize,
     ProcessSizes,
     describe_growth,
 )
-from patchkit.cluster.agent.processes import read_mark
+from patchkit.cluster.agent.processes import Process, read_mark
 
 GIB = 1 << 20  # in KiB
 EVERYTHING = 1 << 20  # GiB: always more than is left
@@ -176,9 +175,10 @@ SOON = (10, {9: 1, 10: 1})
 )
 def test_growth_is_of_a_program_or_of_no_process(soon, now, text):
     def look(at, left, sizes):
-        rows = {pid: int(gib * GIB) for pid, gib in sizes.items()}
-        rows = {pid: ProcessSize(size, "vllm", 0) for pid, size in rows.items()}
-        return ProcessSizes(at, left * GIB, rows)
+        processes = [
+            Process(pid, "vllm", "S", 0, int(gib * GIB)) for pid, gib in sizes.items()
+        ]
+        return ProcessSizes(at, left * GIB, processes)
 
     looks = [look(33.0, *soon), look(1.0, 12, {9: 1})]
     assert describe_growth(looks, look(41.0, *now)).startswith(text)
@@ -226,9 +226,9 @@ def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
     container.mkdir()
     asked = []
 
-    def stick(process):
-        asked.append(process)
-        return read_mark(process)
+    def stick(pid):
+        asked.append(pid)
+        return read_mark(pid)
 
     monkeypatch.setattr(memory_script, "read_mark", stick)
     monkeypatch.setattr(memory_script, "_SECOND", 0.01)
@@ -241,7 +241,7 @@ def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
         time.sleep(3)
         guard.look()
         assert [*guard._groups] == [container]
-        assert asked == [Path(f"/proc/{rank.pid}")] * 10
+        assert asked == [rank.pid] * 10
 
         stuck = threading.Event()
         monkeypatch.setattr(memory_script, "read_mark", lambda _: stuck.wait(60))
