@@ -62,8 +62,8 @@ class CacheShape:
 
     groups: tuple[CacheGroup, ...]
     batch: int
-    states: int = 1
-    block: int = _BLOCK
+    states: int
+    block: int
 
     def request_bytes(self, tokens: int) -> float:
         """Return the bytes that one request with so many tokens takes."""
@@ -105,9 +105,8 @@ class CacheShape:
         """Return the tokens of a block: as many as make it as large as a state."""
         state = max(group.state_bytes for group in self.groups)
         least = self.block * self._attention_bytes()
-        if not (state and least):
-            return _BLOCK
-        return self.block * math.ceil(state / least)
+        # Without attention, a state is a block of its own.
+        return self.block * max(math.ceil(state / (least or state)), 1)
 
 
 def cache_shape(

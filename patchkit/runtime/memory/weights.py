@@ -186,12 +186,11 @@ def _count_parts(tensor: Tensor, tensor_parts: int, heads: int) -> int:
 def _rope_bytes(checkpoint: Checkpoint) -> float:
     """Return the bytes of the tables of rotations, which each rank holds whole.
 
-    Layers with a sliding window may have a table of their own.
+    Layers with a sliding window may have a table of their own. Some models rotate nothing.
     """
     config = checkpoint.config
     size = read_count(config, "qk_rope_head_dim") or head_size(config)
     positions = read_count(config, "max_position_embeddings")
-    tables = 2 if "rope_local_base_freq" in config else 1
-    # Config classes of recurrent models know no rotation, or tell none.
-    tables = 0 if config.get("rotation") == "none" else tables
-    return tables * positions * size * _PLAIN_BYTES
+    tables = 1 + ("rope_local_base_freq" in config)
+    has_tables = config.get("rotation") != "none"
+    return has_tables * tables * positions * size * _PLAIN_BYTES
