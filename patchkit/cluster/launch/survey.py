@@ -14,7 +14,7 @@ from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import pair_checks
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import StorageError
-from patchkit.finding import Finding, Level, finding_from_text
+from patchkit.finding import Finding, Level, finding_from_text, finding_texts
 from patchkit.runtime.host.host import Host
 
 IMAGE_DISK_FULL = "image-disk-full"
@@ -27,11 +27,6 @@ _START = ("sudo", "systemctl", "start", "docker")
 # docker API". A user who may not do so is told "permission denied" before that.
 _NO_DAEMON = "connect to the docker"
 _DISK_FULL = "no space left"  # the kernel's words, as engines pass them on
-_LIMIT_FOLDER = "/etc/systemd/system/user@.service.d"
-_RAISE_LIMIT = (
-    f"mkdir -p {_LIMIT_FOLDER} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > "
-    f"{_LIMIT_FOLDER}/patchkit.conf"
-)
 
 
 def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -172,27 +167,26 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     """Yield a finding for each thing that a node lacks."""
 
-    def lack(about: str, *cure: str, **fields: object) -> Finding:
-        command = ssh_command(name, *cure)
+    def lack(about: str, **fields: object) -> Finding:
+        command = ssh_command(name, *finding_texts(_TEXTS)[about].run)
         return finding_from_text(_TEXTS, about, name, command=command, **fields)
 
     if note := _describe_missing_gpu(facts.host):
-        yield lack("gpu", "nvidia-smi", note=note)
+        yield lack("gpu", note=note)
     if not facts.systemd:
         yield lack("systemd")
     if not facts.linger:
-        yield lack("linger", "loginctl", "enable-linger", user=facts.user)
+        yield lack("linger", user=facts.user)
     if facts.image and facts.image.problem:
         yield image_finding(name, facts.image)
 
     limit = _low_memlock(facts)
     if limit is not None:
-        # Takes effect at the next boot.
-        yield lack("memlock", "sudo", "sh", "-c", _RAISE_LIMIT, mib=limit >> 20)
+        yield lack("memlock", mib=limit >> 20)
     if not facts.persistent_journal:
-        yield lack("journal", "sudo", "mkdir", "-p", "/var/log/journal")
+        yield lack("journal")
     if not facts.rsync:
-        yield lack("rsync", "sudo", "apt", "install", "rsync")
+        yield lack("rsync")
 
 
 def _describe_missing_gpu(host: Host) -> str:
