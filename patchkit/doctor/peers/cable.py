@@ -17,13 +17,12 @@ from patchkit.doctor.peers.node_report import (
     Outcome,
     Reports,
     check,
-    make_finding,
     make_fine,
     require,
     unchecked,
 )
 from patchkit.finding import Finding, Findings, Level
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
@@ -31,27 +30,18 @@ _OF_WAYS = ("route", "way", "mtu")
 _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-@positional
-class TakenAddress:
-    """The address of another node, with its prefix, on an interface of this one."""
-
-    owner: NodeReport
-    netdev: str
-    address: str
-
-
 @frozen
 class CableEnd:
     """A node's interfaces to the other nodes.
 
-    ``holder`` is the interface that has the node's address in the cluster. ``taken`` are addresses
-    of other nodes that this node has.
+    ``holder`` is the interface that has the node's address in the cluster. ``taken`` are findings:
+    an address of another node that this node has as well.
     """
 
     report: NodeReport
     netdevs: tuple[Netdev, ...] = ()
     holder: Netdev | None = None
-    taken: tuple[TakenAddress, ...] = ()
+    taken: tuple[Finding, ...] = ()
 
     @property
     def node(self) -> str:
@@ -68,7 +58,7 @@ class CableEnd:
             return self.report.why_not("facts")
 
         if self.taken:
-            return f"{self.node} has the address of {self.taken[0].owner.node}"
+            return f"{self.node}: {self.taken[0].what}"
 
         dark = ", ".join(netdev.name for netdev in self.netdevs if not netdev.linked)
         if dark:
@@ -143,7 +133,7 @@ def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
     unique_names = dict.fromkeys(names)
     netdevs = tuple(filter(None, map(host.netdev, unique_names)))
     taken = [
-        TakenAddress(owner, netdev.name, str(address))
+        node.find("address-twice", owner=owner, netdev=netdev.name, address=address)
         for owner in nodes
         for netdev in host.netdevs
         for address in netdev.ipv4
@@ -208,9 +198,8 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
 
 @check("address-twice")
 def check_address_twice(end: CableEnd) -> Outcome:
-    """Return a finding for each address of another node that this node has as well."""
     end.report.part("facts")
-    return [end.report.find("address-twice", taken=taken) for taken in end.taken] or {}
+    return end.taken or {}
 
 
 @check("networks")
@@ -273,22 +262,15 @@ def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
         if result.level is Level.UNKNOWN:
             yield unchecked(result.about, end.node, result.what)
         elif result.level is not Level.OK:
-            yield _way_fault(result, end, peer, way)
-
-
-def _way_fault(result: Finding, end: CableEnd, peer: CableEnd, way: Way) -> Finding:
-    if result.about != "mtu":
-        return end.report.find(
-            result.about, other=peer.node, way=way, route=result.what
-        )
-
-    ping = ("ping", "-c", "3", "-I", way.netdev, "-M", "do", "-s")
-    return make_finding(
-        "mtu",
-        f"{end.node}, {peer.node}",
-        what=f"frames of {way.mtu} bytes do not arrive at {peer.node} ({way.address})",
-        command=end.report.command(*ping, str(way.mtu - HEADERS), way.address),
-    )
+            lost = f"frames of {way.mtu} bytes do not arrive at {peer.node}"
+            yield end.report.find(
+                result.about,
+                other=peer.node,
+                way=way,
+                route=result.what,
+                what=f"{lost} ({way.address})",
+                payload=way.mtu - HEADERS,
+            )
 
 
 @check("link")

@@ -68,12 +68,13 @@ def _file_of(about: str) -> str:
 def make_finding(about: str, where: str, **fields: object) -> Finding:
     """Return the finding with the id ``about``; ``fields`` fill in its text.
 
-    The field ``command`` is made from the words of a command that the text has, if any.
+    The field ``command``, unless given, is made from the words of a command that the text has.
     """
     file = _file_of(about)
-    if run := finding_texts(file)[about].run:
+    run = finding_texts(file)[about].run
+    if run and "command" not in fields:
         words = [word.format_map(fields) for word in run]
-        fields.setdefault("command", ssh_command(where, *words))
+        fields["command"] = ssh_command(where, *words)
 
     return finding_from_text(file, about, where, **fields)
 

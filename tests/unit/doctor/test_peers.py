@@ -137,6 +137,7 @@ FAULTS = [
     ("mtu", 1, lambda r: netdev(r, mtu=1500), WORKER, "mtu 9000"),
     ("route", 0, lambda r: way(r, netdev="wlan0"), HEAD, "ip route get 192.168.100.11"),
     ("way", 0, lambda r: way(r, plain="silent", full="silent"), HEAD, "ping -c 3"),
+    ("mtu", 0, lambda r: way(r, full="silent"), HEAD, "-M do -s 8972 192.168.100.11"),
     ("link", 0, without_key, HEAD, "on spark-1: `ssh-copy-id spark-2`"),
     ("python", 1, without_python, WORKER, INSTALL),
     ("nccl", 1, other_nccl, BOTH, INSTALL),
