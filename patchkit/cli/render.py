@@ -127,7 +127,12 @@ Blocks = Iterator[Block]
 
 
 class VerbGroup(click.Group):
-    """A verb with commands; its help shows the whole first sentence of each."""
+    """A verb with commands; its help shows the whole first sentence of each.
+
+    A first word that is no command belongs to ``default_command``, if there is one.
+    """
+
+    default_command = ""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -136,6 +141,8 @@ class VerbGroup(click.Group):
         names = self.list_commands(ctx)
         if name in names or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
+        if self.default_command:
+            return super().resolve_command(ctx, [self.default_command, *args])
 
         from difflib import get_close_matches  # seldom needed, and slow to load
 

@@ -46,13 +46,7 @@ def _read_counts(text: str) -> list[int]:
 
 
 class _Bench(VerbGroup):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take a first word that is no command for the model of `run`."""
-        if args[0] not in self.commands and args[0] != "--help":
-            args = ["run", *args]
-        return super().resolve_command(ctx, args)
+    default_command = "run"
 
 
 @click.group(cls=_Bench)
