@@ -87,7 +87,7 @@ BY_FLAGS = {
         "--chat-template",
         "{folder}/wrong.jinja",
     ),
-    "parser": ("--dtype", "bfloat16", "--enforce-eager", *PARSER, "mistral"),
+    "parser": ("--dtype", "bfloat16", "--enforce-eager", *PARSER, "pythonic"),
 }
 HEALTHY = {
     "bfloat16, eager": BASE,
