@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from patchkit.cluster.agent.group_script import (
-    ALONE,
     Settings,
     TokenAnswer,
     ask_token,
@@ -83,7 +82,6 @@ _COMPILERS = {
     "ninja",
     "ld",
 }
-_SCRIPT = f"{ALONE} alive.py"  # as `worker_words` takes a script
 _WORKS = "works: "  # begins the line of `working`: a login may print other lines
 _ABORTED = "Fatal Python error: Aborted"  # faulthandler's first line of the stacks of a process
 
@@ -336,7 +334,7 @@ def find_group_work(
         return work
 
     for worker in workers:
-        words = worker_words(worker, settings, f"{_SCRIPT} working", silent)
+        words = worker_words(worker, settings, "alive.py working", silent)
         if line := re.search(f"{_WORKS}(.+)", _try_tool(*words)):
             return f"{worker['node']}: {line[1]}"
     return ""
@@ -373,10 +371,9 @@ def find_stacks(settings: Settings) -> None:
 
     They end with it, and the first rank that ends stops the others.
     """
-    script = f"{_SCRIPT} stacks"
     links = []
     for worker in settings["workers"].values():
-        words = worker_words(worker, settings, script)
+        words = worker_words(worker, settings, "alive.py stacks")
         links.append(subprocess.Popen(words, stdin=subprocess.PIPE))
     if links:
         time.sleep(_TOOL)  # for the logins

@@ -516,7 +516,7 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
     missing = os.environ.get(MISSING, "0")
     while True:
         link = subprocess.Popen(
-            worker_words(worker, settings, f"{ALONE} group.py hold", missing),
+            worker_words(worker, settings, "group.py hold", missing),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -558,10 +558,10 @@ def read_rank_word(line: str) -> str:
     return ""
 
 
-def leave_link(code: int, text: str) -> NoReturn:
-    """Tell the head's end of the link why this end stops, and end with the status ``code``."""
+def leave_link(text: str) -> NoReturn:
+    """Tell the head's end of the link why this end stops, and end with 1."""
     say_rank_word(text)
-    sys.exit(code)
+    sys.exit(1)
 
 
 def worker_words(
@@ -569,12 +569,11 @@ def worker_words(
 ) -> list[str]:
     """Return the words of ssh that run a verb of a script on a worker.
 
-    ``script`` is "OPTION FILE VERB"; the verb gets the id of this start, and ``more``.
+    ``script`` is "FILE VERB"; the verb gets the id of this start, and ``more``.
     """
     # The path begins at the home: a command by ssh runs there.
-    option, file, verb = script.split()
-    path = f".config/patchkit/{settings['name']}/{file}"
-    words = ("exec python3", option, path, verb, settings["id"], *more)
+    path = f".config/patchkit/{settings['name']}/{script}"
+    words = ("exec python3", ALONE, path, settings["id"], *more)
     return [*worker["ssh"], " ".join(map(str, words))]
 
 
@@ -589,13 +588,13 @@ def notify(state: str) -> None:
 
 
 def enter_start(settings: Settings, group: str) -> None:
-    """Make systemctl --user usable over ssh; end with 3 if this node's files are of another start.
+    """Make systemctl --user usable over ssh; end with 1 if this node's files are of another start.
 
     ``group`` is the id of the start that the head runs.
     """
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
-        leave_link(3, "its files are of another start: run `patchkit up` again")
+        leave_link("its files are of another start: run `patchkit up` again")
 
 
 def hold(settings: Settings, group: str, missing: str) -> NoReturn:
@@ -624,13 +623,13 @@ def held(settings: Settings) -> None:
     unit = settings["unit"]
     done = run_tool(*_SYSTEMCTL, "start", unit)
     if done.returncode:
-        leave_link(1, f"{unit} does not start: {done.stderr.strip()}")
+        leave_link(f"{unit} does not start: {done.stderr.strip()}")
     process = int(show_property(unit, "MainPID") or 0)
 
     try:
         rank = os.pidfd_open(process)
     except (OSError, ValueError):
-        leave_link(1, f"{unit} ended at once: {_describe_ending(unit)}")
+        leave_link(f"{unit} ended at once: {_describe_ending(unit)}")
 
     try:
         say_rank_word(_STARTED)
@@ -642,11 +641,11 @@ def held(settings: Settings) -> None:
 
     stop = read_stop(settings["name"])
     if stop and stop.start == settings["id"] and stop.time >= began:
-        leave_link(1, encode_stop(stop).decode())
+        leave_link(encode_stop(stop).decode())
 
     # A node that shuts down ends the rank: that is no fault of the rank.
     if ending == "ended" and not _is_shutting_down():
-        leave_link(1, f"the rank ended: {_describe_ending(unit)}")
+        leave_link(f"the rank ended: {_describe_ending(unit)}")
     sys.exit(0 if ending == "asked" else 1)
 
 
