@@ -142,14 +142,14 @@ def back_command(former: Fingerprint | None, start: Start) -> str:
         return "patchkit doctor --gpu"
 
     up = quoted("patchkit", "up", start.model)
-    release = former.start.parts["vLLM"].partition("+")[0]
-    if release == start.parts["vLLM"].partition("+")[0]:
+    release = former.start.part("vLLM").partition("+")[0]
+    if release == start.part("vLLM").partition("+")[0]:
         return up
 
     # As docs/upgrade.md names the folders.
     house = f"wheelhouse-{release}"
     install = quoted("patchkit", "cluster", "install", "--wheelhouse", house)
-    venv = former.start.parts["installation"]
+    venv = former.start.part("installation")
     if _MADE_HERE not in venv:
         install = f"{quoted(f'{venv}/bin/pip', 'install', house)}/vllm-*.whl"
     return f"{install} && {up}"
@@ -176,7 +176,9 @@ def _judge(case: AnswerCase) -> _Judged:
 def _judge_passages(case: AnswerCase) -> _Judged:
     """Judge what the model knows of languages, and its facts."""
     figures = {name: _perplexity([values]) for name, values in case.chances.items()}
-    high = [name for name in figures if figures[name] > _BOUNDS.perplexity[name]]
+    high = [
+        name for name in figures if figures[name] > _BOUNDS.perplexity.get(name, 0.0)
+    ]
     wrong = case.wrong("fact")
     knows_little = len(wrong) > _BOUNDS.facts
 
@@ -230,7 +232,7 @@ def _changes(start: Start, former: Start) -> str:
     changes = []
     for name, text in start.parts.items():
         now = Counter(text.split())
-        before = Counter(former.parts.get(name, "").split())
+        before = Counter(former.part(name).split())
         gone = " ".join(before - now)
         new = " ".join(now - before)
         changes.append(f"{name} [{gone}] → [{new}]" * (now != before))
@@ -263,7 +265,7 @@ def _answer_gap(first: Reply, second: Reply) -> float:
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     gap = _gap(first.logprobs[:same], second.logprobs[:same])
     for logprob in first.logprobs[same : same + 1]:
-        chance = math.exp(logprob)
+        chance = math.exp(min(logprob, 0.0))
         gap = max(gap, logprob - math.log(max(1 - chance, _CERTAIN)))
     return gap
 

@@ -33,6 +33,10 @@ class Start:
     commit: str
     parts: Values
 
+    def part(self, name: str) -> str:
+        """Return the part ``name``, "" if it is not known."""
+        return self.parts.get(name, "")
+
 
 @frozen
 class Fingerprint:

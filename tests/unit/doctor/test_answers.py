@@ -130,6 +130,21 @@ def test_the_former_of_the_same_start_comes_first():
     )
 
 
+def test_a_node_that_lies_about_chances_and_parts():
+    healthy = recorded("healthy")
+    replies = [
+        replace(reply, id="x", tokens=("a",), logprobs=(1e308,) * len(reply.logprobs))
+        for reply in healthy.replies
+    ]
+    former = kept(healthy)
+    former = replace(former, start=replace(former.start, parts={}))
+    findings = answer_findings(
+        "spark-1", case(replace(healthy, replies=tuple(replies)), former)
+    )
+    assert "answers-moved" in about(findings, Level.ERROR)
+    assert "answers-language" in about(findings, Level.NOTE)
+
+
 def test_find_back_ends_in_a_log_without_any():
     assert find_back_ends(["Using model weights format", "no line"]) == "no back end"
 
