@@ -142,7 +142,6 @@ def test_a_node_that_lies_about_chances_and_parts():
         "spark-1", case(replace(healthy, replies=tuple(replies)), former)
     )
     assert "answers-moved" in about(findings, Level.ERROR)
-    assert "answers-language" in about(findings, Level.NOTE)
 
 
 def test_find_back_ends_in_a_log_without_any():
