@@ -6,7 +6,6 @@ listens at its address on the cable alone, takes one connection, and ends after 
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import re
@@ -26,9 +25,7 @@ _PATIENCE = 15.0  # seconds for the other end to come
 _ANSWER_S = 5.0
 _POLL_S = 0.1
 _PIECE = 4 << 20  # bytes
-# The sender shows the first half of the token, the receiver the second one.
-_FIRST = slice(None, 16)
-_SECOND = slice(16, None)
+_HALF = 16  # characters of the token: the sender shows the first half, the receiver the second
 # Columns: bytes, iterations, peak and average in Gb/s, messages.
 _ROW = re.compile(r"^ *\d+ +\d+ +[\d.]+ +([\d.]+) +[\d.]+ *$", re.MULTILINE)
 
@@ -42,7 +39,7 @@ def has_tool() -> bool:
 def receive(
     address: str, token: str, seconds: float, device: Sequence[str] = ()
 ) -> Iterator[int]:
-    """Listen at an address; yield the port; take what one sender sends, and end.
+    """Listen at an address; yield the port; take what the first sender sends, and end.
 
     ``device`` are the words with which ib_write_bw receives through an RDMA device. Without them, a
     sender has to know ``token``. Raises HostError unless ib_write_bw listens, and only there.
@@ -51,7 +48,10 @@ def receive(
         port = listener.getsockname()[1]
         if not device:
             yield port
-            _take_one(listener, token, seconds)
+            listener.settimeout(_PATIENCE)
+            connection, _sender = listener.accept()
+            listener.close()
+            _take(connection, token, seconds)
             return
 
     words = _tool_words(port, seconds, device)
@@ -107,38 +107,31 @@ def _tool_words(port: int, seconds: float, device: Sequence[str]) -> list[str]:
     return [*most, TOOL, *device, "-p", str(port), *times]
 
 
-def _take_one(listener: socket.socket, token: str, seconds: float) -> None:
-    """Take the data of the first connection that knows the token."""
-    end = time.monotonic() + _PATIENCE
-    while listener.fileno() >= 0 and (left := end - time.monotonic()) > 0:
-        listener.settimeout(left)
-        with contextlib.suppress(OSError), listener.accept()[0] as connection:
-            connection.settimeout(_ANSWER_S)
-            if _meets(connection, token, _FIRST):
-                listener.close()
-                connection.sendall(token.encode()[_SECOND])
-                _drain(connection, seconds + _PATIENCE)
+def _take(connection: socket.socket, token: str, seconds: float) -> None:
+    """Take the data of a sender. Raises OSError if it does not know the token."""
+    with connection:
+        connection.settimeout(_ANSWER_S)
+        _expect(connection, token[:_HALF])
+        connection.sendall(token[_HALF:].encode())
+
+        # With MSG_TRUNC the kernel drops the data, so that no time goes into a copy.
+        room = bytearray(_PIECE)
+        end = time.monotonic() + seconds + _PATIENCE
+        received = 1
+        while received and time.monotonic() < end:
+            received = connection.recv_into(room, 0, socket.MSG_TRUNC)
 
 
-def _meets(connection: socket.socket, token: str, part: slice) -> bool:
-    """Return whether the other end sends its part of the token."""
-    expected = token.encode()[part]
-    answer = connection.recv(len(expected), socket.MSG_WAITALL)
-    return hmac.compare_digest(answer, expected)
-
-
-def _drain(connection: socket.socket, seconds: float) -> None:
-    # With MSG_TRUNC the kernel drops the data, so that no time goes into a copy.
-    room = bytearray(_PIECE)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and connection.recv_into(room, 0, socket.MSG_TRUNC):
-        pass
+def _expect(connection: socket.socket, half: str) -> None:
+    """Raise OSError unless the other end shows its half of the token."""
+    answer = connection.recv(len(half), socket.MSG_WAITALL)
+    if not hmac.compare_digest(answer, half.encode()):
+        raise OSError("another program answers")
 
 
 def _send(connection: socket.socket, token: str, seconds: float) -> float:
-    connection.sendall(token.encode()[_FIRST])
-    if not _meets(connection, token, _SECOND):
-        raise OSError("another program answers")
+    connection.sendall(token[:_HALF].encode())
+    _expect(connection, token[_HALF:])
 
     with os.fdopen(os.memfd_create("patchkit"), "wb+") as file:
         file.truncate(_PIECE)
