@@ -182,10 +182,11 @@ def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
     tell(dim("  asking it what it should know, for 90 s at most"))
     findings = check_answers(cluster)
     yield {"answers": [finding.fields() for finding in findings]}
-    yield from (finding.what for finding in findings if finding.level is Level.OK)
-    yield from finding_blocks(
-        finding for finding in findings if finding.level is not Level.OK
-    )
+    for finding in findings:
+        if finding.level is Level.OK:
+            yield f"answers: {finding.what}"
+        else:
+            yield from finding_blocks([finding])
 
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
