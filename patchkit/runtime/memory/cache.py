@@ -17,7 +17,7 @@ from typing import Any
 from patchkit.frozen import Values, frozen
 from patchkit.runtime.memory.budget import PrefixRules, load_budget
 from patchkit.runtime.memory.checkpoint import head_size, read_count
-from patchkit.runtime.memory.weights import division_of
+from patchkit.runtime.memory.weights import Division, division_of
 from patchkit.runtime.rules.presets import DRAFTING
 from patchkit.runtime.rules.releases import within
 
@@ -128,19 +128,12 @@ def cache_shape(
     if "--disable-hybrid-kv-cache-manager" in flags:
         kinds = ["all" if kind == "window" else kind for kind in kinds]
 
-    groups = []
-    for kind, count in Counter(kinds).items():
-        layers = math.ceil(count / division.layer)
-        if kind == "state":
-            state = _state_bytes(config, flags) / division.tensor
-            group = CacheGroup(layers=layers, state_bytes=state)
-        else:
-            token = _token_bytes(config, value_bytes, division.tensor)
-            window = _window(config) if kind == "window" else 0
-            group = CacheGroup(layers=layers, token_bytes=token, window=window)
-        if not (group.token_bytes or group.state_bytes):
-            return None
-        groups.append(group)
+    groups = [
+        _cache_group(config, flags, division, value_bytes, kind, count)
+        for kind, count in Counter(kinds).items()
+    ]
+    if not all(group.token_bytes or group.state_bytes for group in groups):
+        return None
 
     rules = _prefix_rules(config, flags, vllm)
     return CacheShape(
@@ -149,6 +142,25 @@ def cache_shape(
         states=rules.states and rules.states + _count_drafted(flags),
         block=rules.block or _first_count(config, "chunk") or _BLOCK,
     )
+
+
+def _cache_group(
+    config: Mapping[str, Any],
+    flags: Values,
+    division: Division,
+    value_bytes: float,
+    kind: str,
+    count: int,
+) -> CacheGroup:
+    """Return what ``count`` layers of a kind keep on one rank."""
+    layers = math.ceil(count / division.layer)
+    if kind == "state":
+        state = _state_bytes(config, flags) / division.tensor
+        return CacheGroup(layers=layers, state_bytes=state)
+
+    token = _token_bytes(config, value_bytes, division.tensor)
+    window = _window(config) if kind == "window" else 0
+    return CacheGroup(layers=layers, token_bytes=token, window=window)
 
 
 def layer_kinds(config: Mapping[str, Any]) -> list[str]:

@@ -130,7 +130,7 @@ def nccl_version(place: Path) -> str:
     return ""
 
 
-def _find_copies(process: startup.Process) -> Iterator[NcclCopy]:
+def _find_copies(process: startup.SimulatedProcess) -> Iterator[NcclCopy]:
     """Yield each libnccl file once, even if nothing loads it or several links lead to it."""
     # Mapped copies go first, so that each is reported under the path by which it was loaded.
     reasons = {mapped.path: mapped.why for mapped in process.mapped}
@@ -158,7 +158,7 @@ def _find_copies(process: startup.Process) -> Iterator[NcclCopy]:
         )
 
 
-def _find_candidates(process: startup.Process) -> Iterator[tuple[str, str]]:
+def _find_candidates(process: startup.SimulatedProcess) -> Iterator[tuple[str, str]]:
     """Yield each path at which a libnccl may be, and the reason to look there."""
     for folder in process.library_path():
         yield f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH"

@@ -112,7 +112,7 @@ class Mapped:
 
 
 @frozen
-class Process:
+class SimulatedProcess:
     """A simulated process in which a Python imports torch and vLLM.
 
     ``mapped`` lists the libnccl files that it has mapped, in the order of loading.
@@ -207,9 +207,9 @@ def read_library(path: str) -> elf.Dynamic | None:
         return None
 
 
-def start_process(facts: InterpreterFacts, environment: Values) -> Process:
+def start_process(facts: InterpreterFacts, environment: Values) -> SimulatedProcess:
     """Return the process as it is before torch is imported, with each libnccl mapped so far."""
-    started = Process(facts=facts, environment=environment)
+    started = SimulatedProcess(facts=facts, environment=environment)
     entries = re.split("[: ]+", environment.get("LD_PRELOAD", ""))
 
     # An entry is a path or a name without a slash, so compare file names only.
@@ -223,7 +223,7 @@ def start_process(facts: InterpreterFacts, environment: Values) -> Process:
     return started
 
 
-def choose_for_torch(started: Process) -> Choice:
+def choose_for_torch(started: SimulatedProcess) -> Choice:
     """Map each libnccl that ``import torch`` loads; return the one whose functions torch calls."""
     home = started.facts.torch_home / "lib"
     names_by_user = {path: _needed_nccl(path) for path in sorted(home.glob("*.so*"))}
@@ -260,7 +260,7 @@ def _needed_nccl(path: Path) -> list[str]:
     return [name for name in needed if name.startswith(STEM)]
 
 
-def _load_global_deps(started: Process, place: Path) -> None:
+def _load_global_deps(started: SimulatedProcess, place: Path) -> None:
     """Map the libnccl that torch loads before its other libraries.
 
     ``place`` is the path of libtorch_global_deps.so. Its own dependencies are mapped first. If it
@@ -313,7 +313,7 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
     return None
 
 
-def choose_for_vllm(started: Process) -> Choice:
+def choose_for_vllm(started: SimulatedProcess) -> Choice:
     """Return the libnccl that vLLM's own communicator loads, and map it.
 
     Call ``choose_for_torch`` first: vLLM gets a library that torch has loaded under that name.
