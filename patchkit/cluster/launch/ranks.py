@@ -320,9 +320,8 @@ def _plan_rank(
     choice = RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables)
     node = _decide_rank(cluster, number, facts, model, choice, head)
     choice = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
-    request = _serve_request(cluster, number, facts, model, node)
     memory = _smallest_memory(cluster, all_facts, node)
-    request = replace(request, choice=choice, memory=memory)
+    request = _serve_request(cluster, number, facts, model, node, memory, choice)
     command = serve_args(request, load_flag_rules())
 
     env = make_cluster_env(
@@ -374,6 +373,8 @@ def _serve_request(
     facts: NodeFacts,
     model: ServedModel,
     node: Node,
+    memory: MemoryPool,
+    choice: RuleChoice,
 ) -> ServeRequest:
     """Return the request for a rank's `vllm serve`: model, memory, addresses and ports."""
     serve = cluster.serve
@@ -383,7 +384,8 @@ def _serve_request(
     return ServeRequest(
         model=absolute(model.source, facts),
         node=node,
-        memory=memory_pool(facts.host, node, serve.memory_floor),
+        memory=memory,
+        choice=choice,
         rank=number if node.role != "single" else None,
         host=serve.host or listen_address(serve.listen, node, facts.host),
         port=serve.port,

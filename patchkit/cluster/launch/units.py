@@ -103,8 +103,10 @@ class GroupUnits:
         program, verb, source, *flags = rank.command.words
         if source != self.model.name:
             flags += ["--served-model-name", self.model.name]
-        path = _program_folder(rank) + program
-        return (path, verb, source, *flags, *self.cluster.serve.args)
+        # An image's PATH has its programs.
+        if not rank.facts.image:
+            program = f"{rank.facts.venv}/bin/{program}"
+        return (program, verb, source, *flags, *self.cluster.serve.args)
 
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
@@ -367,13 +369,6 @@ def node_scripts() -> dict[str, str]:
             text = text.replace(packaged, copied)
         texts[name] = text
     return texts
-
-
-def _program_folder(rank: PlannedRank) -> str:
-    """Return the folder of a rank's programs, ending in "/"; "" in an image, whose PATH has it."""
-    if rank.facts.image:
-        return ""
-    return f"{rank.facts.venv}/bin/"
 
 
 def _read_template(name: str) -> str:
