@@ -17,12 +17,10 @@ def memory_lines(plan: MemoryPlan | None) -> Iterator[str]:
         return
 
     total = plan.total_gib
-    cache = MemoryRow(name=_CACHE, gib=max(plan.cache_gib, 0), source=_cache_text(plan))
+    cache = MemoryRow(_CACHE, max(plan.cache_gib, 0), _cache_text(plan))
     rows = [*plan.rows, cache, *plan.outside]
     rest = total - sum(row.gib for row in rows)
-    rows.append(
-        MemoryRow(name="unused", gib=rest, source="--gpu-memory-utilization leaves it")
-    )
+    rows.append(MemoryRow("unused", rest, "--gpu-memory-utilization leaves it"))
 
     yield f"memory of a node: {total:.1f} GiB"
     yield f"  {_draw(rows, total)}"

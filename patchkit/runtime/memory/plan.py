@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Values, frozen, positional
 from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.memory.cache import CacheShape, cache_shape
 from patchkit.runtime.memory.checkpoint import (
@@ -59,7 +59,7 @@ _SAMPLER_BYTES = (
 _MLA_WORKSPACE = 65536  # tokens for which MLA unpacks keys and values at once
 
 
-@frozen
+@positional
 class MemoryRow:
     """A part of a node's memory; ``source`` says, in words, how its size is known."""
 
@@ -179,7 +179,7 @@ class MemoryPlan:
     @property
     def longest_context(self) -> int:
         """Return the tokens of the longest request that fits, up to the model's own limit."""
-        if self.cache is None or self.cache_gib <= 0:
+        if self.cache is None:
             return 0
         return self.cache.longest_context(self.cache_gib * BYTES_PER_GIB, self.context)
 
@@ -284,10 +284,8 @@ def _known_rows(request: MemoryRequest) -> tuple[MemoryRow, ...]:
     margin = load_budget().size.margin_gib
 
     return (
-        MemoryRow(name="weights", gib=weights, source=request.weights.source),
-        MemoryRow(
-            name="margin", gib=margin, source="activations and the least KV cache"
-        ),
+        MemoryRow("weights", weights, request.weights.source),
+        MemoryRow("margin", margin, "activations and the least KV cache"),
     )
 
 
@@ -300,25 +298,17 @@ def _rank_rows(
     division = division_of(flags)
 
     size = rank_bytes(checkpoint, division, flags) / BYTES_PER_GIB
-    yield MemoryRow(
-        name="weights", gib=size + beside.rounding_gib, source="its tensors"
-    )
+    yield MemoryRow("weights", size + beside.rounding_gib, "its tensors")
     if request.drafter_gib and DRAFTING in flags:
         part = request.drafter_gib / division.tensor
-        yield MemoryRow(name="drafter", gib=part, source="its files")
+        yield MemoryRow("drafter", part, "its files")
 
-    activations = activation_bytes(checkpoint, division, flags, batch)
-    yield MemoryRow(
-        name="activations",
-        gib=activations / BYTES_PER_GIB,
-        source=f"{batch} tokens at once",
-    )
+    size = activation_bytes(checkpoint, division, flags, batch) / BYTES_PER_GIB
+    yield MemoryRow("activations", size, f"{batch} tokens at once")
     graphs = 0.0 if "--enforce-eager" in flags else beside.graphs_gib
-    yield MemoryRow(
-        name="CUDA", gib=beside.context_gib + graphs, source="measured on an H200"
-    )
+    yield MemoryRow("CUDA", beside.context_gib + graphs, "measured on an H200")
     if request.nodes > 1:
-        yield MemoryRow(name="NCCL", gib=beside.network_gib, source="assumed")
+        yield MemoryRow("NCCL", beside.network_gib, "assumed")
 
 
 def activation_bytes(
@@ -374,18 +364,6 @@ def _outside_rows(request: MemoryRequest) -> Iterator[MemoryRow]:
     processes = beside.engine_gib + beside.server_gib
     if request.ray:
         processes += beside.ray_gib
-    yield MemoryRow(
-        name="processes", gib=processes, source="partly measured on an H200"
-    )
-    yield MemoryRow(name="system", gib=beside.system_gib, source="assumed")
-    floor = request.pool.floor_gib
-    yield MemoryRow(name="kept free", gib=floor, source="memory_floor")
-
-
-def fitting_nodes(request: MemoryRequest, most: int) -> tuple[int, MemoryPlan | None]:
-    """Return the least number of nodes that hold the model, and their plan; (0, None) for none."""
-    for nodes in range(1, most + 1):
-        plan = plan_memory(request.on(nodes))
-        if plan and plan.fits:
-            return nodes, plan
-    return 0, None
+    yield MemoryRow("processes", processes, "partly measured on an H200")
+    yield MemoryRow("system", beside.system_gib, "assumed")
+    yield MemoryRow("kept free", request.pool.floor_gib, "memory_floor")

@@ -21,7 +21,7 @@ from patchkit.runtime.memory.checkpoint import Checkpoint, download_folder
 from patchkit.runtime.memory.plan import (
     MemoryPlan,
     MemoryRequest,
-    fitting_nodes,
+    plan_memory,
 )
 from patchkit.runtime.memory.pool import MemoryPool
 from patchkit.runtime.memory.weights import Weights, find_weights
@@ -200,14 +200,17 @@ class NodeCount:
 
 def count_nodes(request: ServeRequest, memory: MemoryRequest) -> NodeCount:
     """Return the least number of nodes that hold the model of a request."""
-    nodes, plan = fitting_nodes(memory, _MOST_NODES)
-
     preset = request.node.preset
-    is_least = memory.weights.is_least
+    least = 1
     # A lower bound of the size may fit one Spark although the preset says that the model does not.
-    if preset and not preset.single and memory.pool.shared and is_least and nodes:
-        nodes = max(nodes, preset.nodes)
-    return NodeCount(nodes=nodes, plan=plan)
+    if preset and not preset.single and memory.pool.shared and memory.weights.is_least:
+        least = preset.nodes
+
+    for nodes in range(1, _MOST_NODES + 1):
+        plan = plan_memory(memory.on(nodes))
+        if plan and plan.fits:
+            return NodeCount(nodes=max(nodes, least), plan=plan)
+    return NodeCount(nodes=0, plan=None)
 
 
 def check_size(request: ServeRequest, plan: MemoryPlan, least: NodeCount) -> None:
