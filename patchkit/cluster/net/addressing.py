@@ -28,6 +28,7 @@ from patchkit.runtime.rules.releases import read_env_data, refusal
 
 _NETWORK = read_env_data("network")
 _FIRST_HOST = _NETWORK["plan"]["first_host"]  # node n has this number + n
+_CABLES = _NETWORK["cables"]
 RING = 3
 """The only number of nodes for a ring: in larger rings, stock NCCL failed."""
 
@@ -348,17 +349,9 @@ class _Planner:
     def find_cable(self, cage: int | None, topology: str) -> _Cable:
         """Return the cable of a cage; one without a peer if the node has no number."""
         node = self.options.node
-        if not node or topology not in ("cable", "ring"):
+        if not node or topology not in _CABLES:
             return _Cable()
-
-        if topology == "cable":
-            return _Cable(peer=3 - node)
-
-        following = node % RING + 1
-        former = (node - 2) % RING + 1
-        if cage == 0:
-            return _Cable(peer=following, network=2 * (node - 1))
-        return _Cable(peer=former, network=2 * (former - 1))
+        return _Cable(**_CABLES[topology][node - 1][cage or 0])
 
     def choose_addresses(
         self, twins: Sequence[Netdev], cable: _Cable
@@ -467,11 +460,11 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
 
     base = addresses[0].network
     node = 1 if (plan.node or 1) > 1 else 2
-    for number, address in enumerate(addresses):
-        peer = _count_address(base, number, node)
-        # A plan cannot name link-local addresses, which the peer draws at random; and in a small
-        # network there may be no room for the peer's number.
-        is_alike = peer.network == address.network and peer.ip != address.ip
-        if address.is_link_local or not is_alike:
-            return None
+    peers = [_count_address(base, number, node) for number in range(len(addresses))]
+    # A plan cannot name link-local addresses, which the peer draws at random; and in a small
+    # network there may be no room for the peer's number.
+    is_alike = [peer.network for peer in peers] == [it.network for it in addresses]
+    is_drawn = any(address.is_link_local for address in addresses)
+    if is_drawn or not is_alike or {*peers} & {*addresses}:
+        return None
     return NetPlanOptions(node=node, network=base, mtu=options.mtu)

@@ -407,7 +407,8 @@ def verify_network(
 def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
     """Yield the addresses of the peer that are in a network of ``halves``."""
     for netdev in peer.netdevs:
-        for address in map(str, (interface.ip for interface in netdev.lasting)):
+        for interface in netdev.lasting:
+            address = str(interface.ip)
             if netdevs_towards(halves, address) and not host.has_address(address):
                 yield address
 
