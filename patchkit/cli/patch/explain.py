@@ -86,10 +86,11 @@ def _search_blocks(
     ids = {name.replace("-", "_"): name for name in entries}
     mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
 
-    # Search unless the text is one word that resembles an id: then the error suggests that id.
+    # One word may be a mistyped id: then nothing is listed, and the error suggests that id.
     exact = {name for name, row in entries.items() if _fits(text, _wording(row))}
-    names = exact or _nearest_names(text, entries)
-    if not names or (mistyped and " " not in text):
+    is_id = " " not in text
+    names = exact if exact or is_id else _nearest_names(text, entries)
+    if not names or (mistyped and is_id):
         hint = quoted("patchkit", "explain", *map(ids.__getitem__, mistyped))
         raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
 
