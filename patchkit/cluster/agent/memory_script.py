@@ -83,7 +83,6 @@ def guard(settings: Settings) -> None:
     gc.disable()
 
     while not watch.ended:
-        watch.admit_rank()
         time.sleep(watch.look())
     watch.finish()
 
@@ -164,12 +163,11 @@ class MemoryGuard:
         missing = float(os.environ.get(MISSING, "0"))
         self.needs = max((settings["needs"] - missing) * _GIB, self.mark)
         self.ended = False
-        self._is_ready = False
-        self._waits = False
+        self._waits = True
         self._wait_ends = time.monotonic() + _LONGEST_WAIT
 
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
-        self._pressure = -1
+        self._pressure = os.memfd_create("none")
         with suppress(OSError):  # a kernel without it
             self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
         self._record = self._open_record("json")
@@ -222,12 +220,14 @@ class MemoryGuard:
             self._end_rank(memory)
 
         now = time.monotonic()
-        # A little more ends the warning, so that it is not said again and again.
-        is_low = memory.left < self.mark * (1.1 if self._status else 1)
-        is_low = is_low or self._waits
         if now - self._looked_at >= _SECOND:
             self._looked_at = now
             self._find_groups()
+        if self._waits:
+            self._admit_rank(memory)
+        # A little more ends the warning, so that it is not said again and again.
+        mark = self.mark * (1.1 if self._status else 1)
+        is_low = self._waits or memory.left < mark
         if now - self._noted_at >= (_SECOND if is_low else _SELDOM):
             self._noted_at = now
             self.look_at_processes(memory)
@@ -237,32 +237,24 @@ class MemoryGuard:
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
 
-    def admit_rank(self) -> None:
+    def _admit_rank(self, memory: MemoryLeft) -> None:
         """Let the rank start once there is the memory that it needs, or ``_LONGEST_WAIT`` is over.
 
         Until then systemd holds it back. A rank that runs, beside a new guard, has its memory.
         """
-        if self._is_ready:
-            return
-
-        is_short = self.read_memory().left < self.needs
+        is_short = memory.left < self.needs
         is_early = time.monotonic() < self._wait_ends
         members = [group.read_members() for group in self._groups.values()]
         self._waits = is_short and is_early and not any(members)
-        if self._waits:
-            return
-
-        self._is_ready = True
-        self._writer.submit(notify, "READY=1")
-        self._noted_at = 0.0
+        if not self._waits:
+            self._writer.submit(notify, "READY=1")
+            self._noted_at = 0.0
 
     def read_memory(self) -> MemoryLeft:
         """Return the memory of this machine now."""
         left = _LEFT.search(os.pread(self._meminfo, mmap.PAGESIZE, 0))
         assert left
-        stalled = None
-        if self._pressure >= 0:
-            stalled = _STALLED.search(os.pread(self._pressure, mmap.PAGESIZE, 0))
+        stalled = _STALLED.search(os.pread(self._pressure, mmap.PAGESIZE, 0))
         return MemoryLeft(
             left=int(left[1]),
             stalled=float(stalled[1]) if stalled else 0.0,
@@ -348,9 +340,11 @@ class MemoryGuard:
 
     def _note_status(self, memory: MemoryLeft | None) -> None:
         """Tell systemd how little memory is left, and the journal once; None for enough."""
-        status = f"little memory: {self._describe(memory)}" if memory else ""
-        if memory and self._waits:
-            status = self._describe_wait(memory)
+        status = ""
+        if memory:
+            status = f"little memory: {self._describe(memory)}"
+            if self._waits:
+                status = self._describe_wait(memory)
         if status and not self._status:
             self._writer.submit(say, status)
         if status or self._status:

@@ -193,20 +193,16 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch):
         told.clear()
         guard = guard_with(0.001, group, **settings)
         guard.look()
-        guard.admit_rank()
-        guard._noted_at = 0.0
-        guard.look()
         guard._writer.shutdown()
         return guard, told[:]
 
     assert tell(needs=0.01)[1] == ["READY=1"]
     guard, (waits,) = tell(needs=EVERYTHING)
     assert waits.startswith("STATUS=the start waits for memory: ")
-    assert re.search(r" GiB are left, 1048576\.0 needed; .+ has [1-9]", waits)
+    assert re.search(r" GiB are left, 1048576\.0 needed; .+ has (?!0\.0)\d", waits)
 
     guard._writer = memory_script.ThreadPoolExecutor(1)
     guard._wait_ends = 0.0
-    guard.admit_rank()
     guard.look()
     guard._writer.shutdown()
     assert told[1:] == ["READY=1", "STATUS="]
