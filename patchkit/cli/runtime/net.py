@@ -236,11 +236,9 @@ def _plan_blocks(
 
 
 def _verdict(plan: NetPlan, remarks: Sequence[Finding]) -> str:
-    if changes := len(plan.changes):
-        verb = "changes" if changes == 1 else "change"
-        return f"{changes} of {len(plan.lines)} interfaces {verb}"
-
-    if any(remark.level in (Level.ERROR, Level.WARNING) for remark in remarks):
+    if plan.changes:
+        return f"{len(plan.changes)} of {len(plan.lines)} interfaces to change"
+    if worst(remarks, Level.ERROR, Level.WARNING):
         return "no address has to change, but see what is said below"
     return "this network is fine already: nothing to do"
 

@@ -28,9 +28,10 @@ from patchkit.runtime.rules.releases import read_env_data, refusal
 
 _NETWORK = read_env_data("network")
 _FIRST_HOST = _NETWORK["plan"]["first_host"]  # node n has this number + n
-_CABLES = _NETWORK["cables"]
 RING = 3
 """The only number of nodes for a ring: in larger rings, stock NCCL failed."""
+_CABLES = _NETWORK["cables"]
+_TOPOLOGIES = {(1, 2): "cable", (2, RING): "ring"}  # by the numbers of cages and nodes
 
 Addresses = tuple[IPv4Interface, ...]
 Cages = Mapping[int | None, tuple[Netdev, ...]]
@@ -220,9 +221,8 @@ def make_net_plan(
 
 
 def _name_topology(nodes: int, cages: int) -> str:
-    if cages > 1:
-        return "ring" if nodes == RING else "as found"
-    return "cable" if nodes == 2 else "switch"
+    several = "as found" if cages > 1 else "switch"
+    return _TOPOLOGIES.get((cages, nodes), several)
 
 
 def _check_numbers(options: NetPlanOptions, network: IPv4Network) -> None:
@@ -351,7 +351,8 @@ class _Planner:
         node = self.options.node
         if not node or topology not in _CABLES:
             return _Cable()
-        return _Cable(**_CABLES[topology][node - 1][cage or 0])
+        ports = _CABLES[topology][node - 1]
+        return _Cable(**ports[cage or 0])
 
     def choose_addresses(
         self, twins: Sequence[Netdev], cable: _Cable
@@ -454,17 +455,17 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     Return None if there is no single cable, or if no such options exist: the networks of the plan
     do not follow each other, or an address is link-local.
     """
-    addresses = [address for line in plan.lines for address in line.addresses]
+    addresses = list(chain.from_iterable(line.addresses for line in plan.lines))
     if plan.topology != "cable" or not addresses:
         return None
 
     base = addresses[0].network
-    node = 1 if (plan.node or 1) > 1 else 2
-    peers = [_count_address(base, number, node) for number in range(len(addresses))]
-    # A plan cannot name link-local addresses, which the peer draws at random; and in a small
-    # network there may be no room for the peer's number.
-    is_alike = [peer.network for peer in peers] == [it.network for it in addresses]
-    is_drawn = any(address.is_link_local for address in addresses)
-    if is_drawn or not is_alike or {*peers} & {*addresses}:
-        return None
+    node = 1 if plan.node == 2 else 2
+    for number, address in enumerate(addresses):
+        peer = _count_address(base, number, node)
+        # A plan cannot name link-local addresses, which the peer draws at random; and in a small
+        # network there may be no room for the peer's number.
+        is_alike = peer.network == address.network and peer.ip != address.ip
+        if address.is_link_local or not is_alike:
+            return None
     return NetPlanOptions(node=node, network=base, mtu=options.mtu)

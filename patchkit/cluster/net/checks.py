@@ -95,8 +95,8 @@ def _find_used(cages: Cages) -> Cages:
 def plan_remarks(host: Host, plan: NetPlan) -> Findings:
     """Yield remarks about a plan and the addresses that it keeps, possible failures first."""
     changed = {f"cage {line.cage}" for line in plan.changes}
-    names = {line.netdev for line in plan.lines}
-    netdevs = [netdev for netdev in host.netdevs if netdev.name in names]
+    names = (line.netdev for line in plan.lines)
+    netdevs = filter(None, map(host.netdev, names))
 
     for remark in _machine_remarks(host, "plan", netdevs):
         if remark.where in changed:
@@ -363,7 +363,8 @@ def shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
     for twins in ends.values():
         pairs = []
         for netdev in twins:
-            for network in (address.network for address in netdev.lasting):
+            for address in netdev.lasting:
+                network = address.network
                 peers = [other for other in peer.netdevs if network in other.networks]
                 pairs.append(_SharedNetwork(netdev, network, tuple(peers)))
         if len(ends) == 1 or any(pair.peers for pair in pairs):

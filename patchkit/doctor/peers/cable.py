@@ -145,7 +145,7 @@ def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
 @check("cable")
 def check_cable(end: CableEnd) -> Outcome:
     if not end.netdevs:
-        raise NotCheckedError(end.obstacle or "no interface of the cluster is known")
+        raise NotCheckedError(end.obstacle)
 
     dark = [
         end.report.find("cable", netdev=netdev.name, state=netdev.link_state)
@@ -204,7 +204,7 @@ def check_address_twice(end: CableEnd) -> Outcome:
 
 @check("networks")
 def check_networks(end: CableEnd) -> Outcome:
-    holder = require(end.holder, end.obstacle or "it has no address")
+    holder = require(end.holder, end.obstacle)
     clashes = overlaps(end.report.host, [holder.name])
     findings = [end.report.find("networks", overlap=clash) for clash in clashes]
     return findings or {"netdev": holder.name}

@@ -46,7 +46,10 @@ def installed(said):
 
 def test_written_installed_and_planned_again(cli, plan, root):
     planned = json.loads(plan("--role head --json").stdout)
-    assert (planned["verdict"], planned["file"]) == ("2 of 2 interfaces change", None)
+    assert (planned["verdict"], planned["file"]) == (
+        "2 of 2 interfaces to change",
+        None,
+    )
     said = plan("--role head").stdout
     assert pasted(said)[-2:] == ["-o", "40-patchkit.yaml"]
     done = json.loads(cli(*pasted(said), "--json").stdout)
