@@ -552,10 +552,7 @@ def say_rank_word(text: str) -> None:
 
 def read_rank_word(line: str) -> str:
     """Return the word from the worker's end of the link in a line, "" for any other line."""
-    text = line.strip()
-    if text.startswith(_RANK_WORD):
-        return text.removeprefix(_RANK_WORD)
-    return ""
+    return line.strip().partition(_RANK_WORD)[2]
 
 
 def leave_link(text: str) -> NoReturn:

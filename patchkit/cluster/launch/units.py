@@ -27,7 +27,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container
 from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES
 from patchkit.runtime.memory.given_flags import given_flags
 from patchkit.runtime.memory.plan import CACHE_BYTES, SHARE
@@ -155,12 +155,13 @@ class GroupUnits:
     ) -> dict[str, object]:
         """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
+        flags = given_flags(self.words(self.ranks.index(rank)))
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
             "needs": rank.command.plan.start_gib if rank.command.plan else 0.0,
-            "cache": self._cache_flag(rank),
-            "speed": self._speed_bytes(rank, device.bandwidth if device else 0),
+            "cache": _cache_flag(rank, flags),
+            "speed": _speed_bytes(rank, flags, device.bandwidth if device else 0),
             "stacks": f"{rank.facts.home}/{STACKS}",
             "folder": absolute(self.model.folder, rank.facts),
             "address": rank.address,
@@ -177,42 +178,6 @@ class GroupUnits:
         # If the link leads elsewhere later, `status` says that another environment was installed.
         link = absolute(self.cluster.venv, rank.facts)
         return {**settings, "venv": rank.facts.venv, "link": link}
-
-    def _cache_flag(
-        self, rank: PlannedRank
-    ) -> tuple[str, float, list[tuple[float, str]]]:
-        """Return the flag that sizes a rank's cache, its value, and what it may hold; "" for none.
-
-        That are the bytes for contexts, the longest first, each with the flag for its length.
-        """
-        flags = given_flags(self.words(self.ranks.index(rank)))
-        # vLLM goes by the share only if there is no size in bytes.
-        flag = CACHE_BYTES if CACHE_BYTES in flags else SHARE
-        if flag not in flags:
-            return "", 0.0, []
-
-        plan = rank.command.plan
-        return flag, float(flags[flag]), plan.list_contexts() if plan else [(0.0, "")]
-
-    def _speed_bytes(
-        self, rank: PlannedRank, bandwidth: int
-    ) -> tuple[float, float, float]:
-        """Return what bounds the speed: a rank's weights for a token, its cache, its bandwidth.
-
-        All are in bytes, 0 if unknown. In a pipeline the ranks read one after the other, so the
-        caches of all count.
-        """
-        flags = given_flags(self.words(self.ranks.index(rank)))
-        division = division_of(flags)
-        weights = read_gigabytes(rank.command.request, flags) * 1e9 / division.tensor
-
-        plan = rank.command.plan
-        checkpoint = rank.command.request.checkpoint
-        cache = 0.0
-        # Sparse attention reads a part of the cache.
-        if plan and plan.is_whole and checkpoint and _INDEX not in checkpoint.config:
-            cache = max(plan.cache_gib, 0.0) * BYTES_PER_GIB
-        return weights, cache * division.layer, bandwidth * 1e9
 
     def memory_floor(self, rank: PlannedRank) -> float:
         """Return the GiB below which a rank is ended, 0 for never."""
@@ -347,6 +312,42 @@ class GroupUnits:
             # A snapshot in the Hub's cache links to files beside it: the folder above has both.
             return (re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder),)
         return ()
+
+
+def _cache_flag(
+    rank: PlannedRank, flags: Values
+) -> tuple[str, float, list[tuple[float, str]]]:
+    """Return the flag that sizes a rank's cache, its value, and what it may hold; "" for none.
+
+    That are the bytes for contexts, the longest first, each with the flag for its length.
+    """
+    # vLLM goes by the share only if there is no size in bytes.
+    flag = CACHE_BYTES if CACHE_BYTES in flags else SHARE
+    if flag not in flags:
+        return "", 0.0, []
+
+    plan = rank.command.plan
+    return flag, float(flags[flag]), plan.list_contexts() if plan else [(0.0, "")]
+
+
+def _speed_bytes(
+    rank: PlannedRank, flags: Values, bandwidth: int
+) -> tuple[float, float, float]:
+    """Return what bounds the speed: a rank's weights for a token, its cache, its bandwidth.
+
+    All are in bytes, 0 if unknown. In a pipeline the ranks read one after the other, so the
+    caches of all count.
+    """
+    division = division_of(flags)
+    weights = read_gigabytes(rank.command.request, flags) * 1e9 / division.tensor
+
+    plan = rank.command.plan
+    checkpoint = rank.command.request.checkpoint
+    cache = 0.0
+    # Sparse attention reads a part of the cache.
+    if plan and plan.is_whole and checkpoint and _INDEX not in checkpoint.config:
+        cache = max(plan.cache_gib, 0.0) * BYTES_PER_GIB
+    return weights, cache * division.layer, bandwidth * 1e9
 
 
 def node_scripts() -> dict[str, str]:
