@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
+from itertools import chain
 
 from patchkit.cluster.agent.links import Way, try_ways
 from patchkit.cluster.net.addressing import (
@@ -289,14 +290,11 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Findings:
     if len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1:
         yield from _check_ring(shared)
 
-    addresses = _list_ips(list_halves(ends)) & _list_ips(peer.netdevs)
-    shown = ", ".join(map(str, sorted(addresses))) or "none"
+    ips = chain.from_iterable(half.ips for half in list_halves(ends))
+    addresses = set(peer.addresses).intersection(ips)
+    shown = ", ".join(sorted(addresses)) or "none"
     state = f"{shown} on both hosts"
     yield judge_check(not addresses, "both ends", "addresses", state)
-
-
-def _list_ips(netdevs: Iterable[Netdev]) -> set[IPv4Address]:
-    return {address.ip for netdev in netdevs for address in netdev.ipv4}
 
 
 def _check_ring(shared: Iterable[_SharedNetwork]) -> Findings:
@@ -346,12 +344,12 @@ def _compare_ends(
     names = f"{netdev.name} and {end.name}"
     twin = _twin_letter(host, netdev)
     peer_twin = _twin_letter(peer, end)
+    is_same = None
+    state = "one of both interfaces is no half of a cage"
     if twin and peer_twin:
+        is_same = twin == peer_twin
         state = f"{twin} here, {peer_twin} there"
-        yield judge_check(twin == peer_twin, names, "same twin", state)
-    else:
-        state = "one of both interfaces is no half of a cage"
-        yield judge_check(None, names, "same twin", state)
+    yield judge_check(is_same, names, "same twin", state)
 
 
 def shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:

@@ -200,18 +200,16 @@ def _find_foreign_addresses(inputs: PlanInputs) -> _Conflicts:
     """
     keep = replace(inputs.options, network=None).command_line()
     for line in inputs.plan.changes:
-        netdev = inputs.host.netdev(line.netdev)
-        planned = [str(address) for address in line.addresses]
+        give_up = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
+        hints = (f"keep it: {keep}", f"give it up: {give_up}")
+        planned = ", ".join(map(str, line.addresses))
         written = inputs.written.addresses.get(line.netdev, ())
-        present = map(str, netdev.lasting if netdev else ())
-        for address in present:
-            if address in planned or address in written:
-                continue
 
-            what = f"{line.netdev} has the address {address}"
-            give_up = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
-            hints = (f"keep it: {keep}", f"give it up: {give_up}")
-            yield f"{what}; planned is {', '.join(planned)}", hints
+        for address in line.before:
+            is_ours = address in line.addresses or str(address) in written
+            if not (is_ours or address.is_link_local):
+                what = f"{line.netdev} has the address {address}"
+                yield f"{what}; planned is {planned}", hints
 
 
 def _find_same_networks(inputs: PlanInputs) -> _Conflicts:
