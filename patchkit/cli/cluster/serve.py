@@ -71,8 +71,6 @@ from patchkit.units import KIB_PER_GIB
 
 _MODEL = click.argument("model")
 _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its own
-# Prefixes of the sub-states of a unit that is about to end.
-_STOPPING = ("stop", "final", "cleaning")
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str]  # with its colour, "" for none
 _FEW_ACCEPTED = 0.2  # of drafted tokens: fewer rarely pay for the drafting
@@ -110,9 +108,8 @@ def up_command(model: str, cluster: Cluster) -> Blocks:
 
     command = units.ranks[0].command
     if since:
-        for line in memory_lines(command.plan):
-            tell(line)
-        for line in note_lines(command.limits, command.advice):
+        notes = note_lines(command.limits, command.advice)
+        for line in [*memory_lines(command.plan), *notes]:
             tell(line)
 
     _wait_attached(lambda: launch.wait_until_answered(cluster, since, watcher))
@@ -163,11 +160,9 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
 
 
 def _unit_line(unit: UnitState) -> str:
-    """Return the text of a unit, or a word for its sub-state, of which several mean its end."""
+    """Return the text of a unit, or a word for its sub-state."""
     if unit.sub in _SPEAKING and unit.text:
         return unit.text
-    if unit.sub.startswith(_STOPPING):
-        return "stopping"
     return _UNIT_WORDS.get(unit.sub, unit.sub)
 
 
