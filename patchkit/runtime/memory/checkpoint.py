@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -260,14 +259,10 @@ def _model_folders(model: str, environment: Values) -> Iterator[Path]:
 def weights_gib(model: str, environment: Values) -> float | None:
     """Return the GiB of weights in a model's folder or largest snapshot, None if there are none.
 
-    Only files named ``*.safetensors`` count.
+    Only files named ``*.safetensors`` count, and no link to a blob that is not downloaded yet.
     """
     largest = 0
-
     for folder in _model_folders(model, environment):
-        paths = folder.glob("*.safetensors")
-        # Skip links to blobs that are not downloaded yet or cannot be read.
-        files = [path for path in paths if os.access(path, os.R_OK)]
-        largest = max(largest, sum(file.stat().st_size for file in files))
-
+        size = sum(file.stat().st_size for file in _weight_files(folder))
+        largest = max(largest, size)
     return largest / BYTES_PER_GIB or None
