@@ -131,6 +131,11 @@ class MemoryPlan:
         return self.pool.gib
 
     @property
+    def rows_gib(self) -> float:
+        """Return what vLLM takes on the GPU without the cache."""
+        return sum(row.gib for row in self.rows)
+
+    @property
     def room_gib(self) -> float:
         """Return what vLLM can take on the GPU: its share, or all that the others leave.
 
@@ -142,7 +147,7 @@ class MemoryPlan:
     @property
     def cache_gib(self) -> float:
         """Return what is left for the cache; it is negative if the rows alone do not fit."""
-        left = self.room_gib - sum(row.gib for row in self.rows)
+        left = self.room_gib - self.rows_gib
         return min(left, self.given_gib or left)
 
     @property
@@ -169,11 +174,11 @@ class MemoryPlan:
     def _start_gib(self) -> float:
         """Return what a start adds to a running system, without the cache."""
         processes = [row.gib for row in self.outside if row.name in _OF_THE_MODEL]
-        return sum(row.gib for row in self.rows) + sum(processes)
+        return self.rows_gib + sum(processes)
 
     def share_within(self, free_gib: float) -> float:
         """Return the largest share, in hundredths, that takes no more than is free."""
-        processes = self._start_gib - sum(row.gib for row in self.rows)
+        processes = self._start_gib - self.rows_gib
         return math.floor((free_gib - processes) / self.total_gib * 100) / 100
 
     @property
@@ -206,10 +211,9 @@ class MemoryPlan:
 
     def fitting_sequences(self, tokens: int) -> int:
         """Return how many requests with so many tokens fit at once, 0 if unknown."""
-        if self.cache is None or self.cache_gib <= 0 or not tokens:
+        if not self.cache or not tokens:
             return 0
-        free = self.cache_gib * BYTES_PER_GIB
-        return int(free / self.cache.request_bytes(tokens))
+        return int(max(self.cache_gib, 0.0) / self.request_gib(tokens))
 
     @property
     def fits(self) -> bool:

@@ -244,7 +244,7 @@ def _ways_out(request: ServeRequest, plan: MemoryPlan, least: NodeCount) -> list
     instead = (preset.instead if preset else "") or "a checkpoint in fewer bits"
 
     if not request.memory.shared:
-        enough = math.ceil(sum(row.gib for row in plan.rows) / plan.share)
+        enough = math.ceil(plan.rows_gib / plan.share)
         return [
             instead,
             f"a GPU with {enough} GiB",
