@@ -53,7 +53,7 @@ KINDS = {
     "fp8": "nothing: experts in FP8",
     "fp4": "nothing: experts in NVFP4",
     "w4a4": "nothing: inputs of the experts in NVFP4",
-    "healthy": "nothing: dtypes, blocks, caches, chunks, compiled",
+    "healthy": "nothing: nine starts by dtype, block, cache, chunk, compiled",
 }
 TABLE = Path(__file__).parents[2] / "data" / "answers" / "proof.tsv"
 PORT = 8137
