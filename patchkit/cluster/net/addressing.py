@@ -159,13 +159,11 @@ def find_cages(host: Host, *, cabled: bool = False) -> Cages:
     """
     halves = sorted(host.netdevs, key=attrgetter("pci", "name"))
     numbers = {half.cage for half in halves if half.cage is not None}
-    if cabled:
-        numbers.intersection_update(host.cabled)
-
-    cages: dict[int | None, tuple[Netdev, ...]] = {}
-    for number in sorted(numbers):
-        cages[number] = tuple(half for half in halves if half.cage == number)
-    return cages
+    chosen = host.cabled if cabled else sorted(numbers)
+    return {
+        number: tuple(half for half in halves if half.cage == number)
+        for number in chosen
+    }
 
 
 def list_halves(cages: Cages) -> list[Netdev]:
@@ -307,8 +305,10 @@ class _Planner:
     def refuse_two_cables(self, linked: Cages) -> PatchkitError:
         """Return the error for several cables of which nothing tells where they lead."""
         options = replace(self.options, node=self.options.node or 1)
-        names = [tuple(twin.name for twin in twins) for twins in linked.values()]
-        commands = [replace(options, netdevs=each).command_line() for each in names]
+        commands = []
+        for twins in linked.values():
+            names = tuple(twin.name for twin in twins)
+            commands.append(replace(options, netdevs=names).command_line())
 
         return refusal(
             "two-cables",

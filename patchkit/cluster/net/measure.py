@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Network
-from itertools import groupby
+from itertools import chain, groupby
 
 from patchkit.cluster.agent import bandwidth
 from patchkit.cluster.net.checks import (
@@ -106,7 +106,7 @@ def _measure_halves(
     halves: Sequence[Half], by: str, tell: Callable[[str], None]
 ) -> Rate:
     """Measure one half, or several at the same time; return the sum."""
-    if not all(end.device for half in halves for end in half):
+    if not all(end.device for end in chain.from_iterable(halves)):
         by = "sockets"
 
     sender, receiver = halves[0]
