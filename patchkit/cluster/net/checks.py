@@ -188,9 +188,10 @@ def _check_half(
     if is_unused and any(twin.carrier for twin in twins):
         return  # a remark says so if that costs bandwidth
 
-    yield _check_link(netdev)
+    name = netdev.name
+    yield judge_check(netdev.linked, name, "link", netdev.link_state, netdev=name)
     yield _check_speed(netdev)
-    yield _judge_mtu(netdev.name, netdev.mtu)
+    yield _judge_mtu(name, netdev.mtu)
 
     # A half without an address has a remark if its twin has an address, or if it is in a bond.
     has_remark = netdev.master or any(twin.ipv4 or twin.master for twin in twins)
@@ -199,21 +200,16 @@ def _check_half(
         yield _check_gid(host, netdev)
 
 
-def _check_link(netdev: Netdev) -> Finding:
-    name = netdev.name
-    return judge_check(netdev.linked, name, "link", netdev.link_state, netdev=name)
-
-
 def _check_speed(netdev: Netdev) -> Finding:
     """Check the speed in Mbit/s. Each twin shows that of its cage, although it can carry half."""
-    if netdev.speed is None:
-        name = netdev.name
-        return judge_check(None, name, "speed", "the driver does not say", netdev=name)
-
-    right = _NETWORK["link"]["speed"]
-    of_twin = _NETWORK["measure"]["expected"][0]
-    state = f"{netdev.speed} of {right} Mbit/s for the cage; {of_twin} a twin"
-    return judge_check(netdev.speed == right, netdev.name, "speed", state)
+    is_right = None
+    state = "the driver does not say"
+    if netdev.speed is not None:
+        right = _NETWORK["link"]["speed"]
+        of_twin = _NETWORK["measure"]["expected"][0]
+        is_right = netdev.speed == right
+        state = f"{netdev.speed} of {right} Mbit/s for the cage; {of_twin} a twin"
+    return judge_check(is_right, netdev.name, "speed", state, netdev=netdev.name)
 
 
 def _judge_mtu(name: str, mtu: int) -> Finding:
