@@ -490,14 +490,9 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
 
 def _stop_link(link: subprocess.Popen[str], node: str) -> None:
     """Tell the worker to stop its rank, and say whether it did."""
-    assert link.stdin
-    with suppress(BrokenPipeError):
-        link.stdin.write("stop\n")
-        link.stdin.close()
-
     # The node's systemd kills a rank that does not end within TimeoutStopSec.
     with suppress(subprocess.TimeoutExpired):
-        link.wait(60)
+        link.communicate("stop\n", timeout=60)
     link.kill()
 
     ending = f"did not say that it stopped; it stops within {SILENCE:.0f} s of silence"
