@@ -360,10 +360,8 @@ def find_work(settings: Settings, silent: float) -> str:
 
 def _find_compiler(cluster: str) -> str:
     """Return the name of a compiler that the group of ``cluster`` runs here, "" for none."""
-    for process in read_processes():
-        if process.name in _COMPILERS and read_mark(process.pid) == cluster:
-            return process.name
-    return ""
+    compilers = (row for row in read_processes() if row.name in _COMPILERS)
+    return next((row.name for row in compilers if read_mark(row.pid) == cluster), "")
 
 
 def find_stacks(settings: Settings) -> None:

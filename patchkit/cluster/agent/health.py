@@ -126,10 +126,7 @@ def _container_kind(root: Path) -> str:
         return word
 
     group = _read_text(root / "proc/1/cgroup")
-    for name, kind in _GROUPS.items():
-        if name in group:
-            return kind
-    return ""
+    return next((kind for name, kind in _GROUPS.items() if name in group), "")
 
 
 def _read_text(file: Path) -> str:

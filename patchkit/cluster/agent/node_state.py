@@ -132,6 +132,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     states = tuple(unit_states(units))
     stop = read_stop(name)
     start = str(settings.get("id", ""))
+    model = str(settings.get("model", ""))
 
     # The starts within an hour, by systemd or by a person.
     words = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
@@ -145,7 +146,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         strangers=tuple(listeners),
         others=other_clusters(name),
         start=start,
-        model=str(settings.get("model", "")),
+        model=model,
         members=tuple(map(str, settings.get("nodes", ()))),
         containers=tuple(find_containers(name)),
         successor=successor,
@@ -157,7 +158,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         troubles=look_for_troubles(settings),
         celsius=gpu.celsius,
         watts=gpu.watts,
-        answers=last_judgement(name, str(settings.get("model", ""))),
+        answers=last_judgement(name, model),
     )
 
 

@@ -82,11 +82,9 @@ def read_mark(pid: int) -> str:
     A process of another user counts as none.
     """
     with suppress(OSError):  # it ended, or belongs to another user
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-        for entry in environment.split(b"\0"):
-            variable, _, value = entry.partition(b"=")
-            if variable == MARK.encode():
-                return value.decode(errors="replace")
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = dict(entry.partition(b"=")[::2] for entry in entries)
+        return variables.get(MARK.encode(), b"").decode(errors="replace")
     return ""
 
 
