@@ -1,6 +1,7 @@
-"""Load the files of fixes: modules below ``patchkit.recipes`` that define one ``FIX`` each.
+"""Load the fixes of a recipe: ``fixes.toml`` says what each is about, a module has its code.
 
-What their claims rest on stands in ``evidence.toml``, beside ``recipe.toml``.
+A module has ``look`` and ``EXAMPLES``, and may have ``prove`` and further ``EVIDENCE``. One that
+``fixes.toml`` does not name has a whole ``FIX``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchkit.errors import DriftError, PatchkitError, RecipeError
-from patchkit.patching.fix import Evidence, Fix
+from patchkit.frozen import plain_fields
+from patchkit.patching.fix import About, Fix
 from patchkit.records import read_toml
 from patchkit.source.project import is_shipped
 
@@ -23,26 +25,21 @@ _PACKAGE = "patchkit.recipes"
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     """Import the fixes of the recipe in ``home``, in the order of its ``recipe.toml``.
 
-    Raises RecipeError, with file and line, if a module cannot be imported or has no ``FIX``.
+    Raises RecipeError, with file and line, if a module cannot be imported or lacks something.
     """
     if not is_shipped(home):
         _add_to_packages(home)
 
-    place = home / "evidence.toml"
-    evidence: dict[str, tuple[Evidence, ...]] = {}
+    place = home / "fixes.toml"
+    described: dict[str, About] = {}
     if place.is_file():
-        evidence = read_toml(dict[str, tuple[Evidence, ...]], place, RecipeError)
+        described = read_toml(dict[str, About], place, RecipeError)
 
-    fixes = []
-    for name in names:
-        fix = _load_fix(home, name)
-        rows = evidence.pop(name, ())
-        fixes.append(replace(fix, id=fix.id or name, evidence=(*fix.evidence, *rows)))
-
-    for name in evidence:
-        what = f"{place}: the recipe has no fix {name}"
+    if unknown := described.keys() - set(names):
+        what = f"{place}: the recipe has no fix {min(unknown)}"
         raise RecipeError(what, hint=f"the fixes are {', '.join(names)}")
-    return tuple(fixes)
+
+    return tuple(_load_fix(home, name, described.get(name)) for name in names)
 
 
 def _add_to_packages(home: Path) -> None:
@@ -55,17 +52,28 @@ def _add_to_packages(home: Path) -> None:
             paths.append(str(folder))
 
 
-def _load_fix(home: Path, name: str) -> Fix:
+def _load_fix(home: Path, name: str, about: About | None) -> Fix:
     try:
         module = importlib.import_module(f"{_PACKAGE}.{home.name}.fixes.{name}")
-        fix: Fix = module.FIX
+        if about is None:
+            fix: Fix = module.FIX
+            return replace(fix, id=fix.id or name)
+
+        fields = plain_fields(about)
+        fields["evidence"] = (*getattr(module, "EVIDENCE", ()), *about.evidence)
+        return Fix(
+            **fields,
+            id=name,
+            look=module.look,
+            prove=getattr(module, "prove", None),
+            examples=module.EXAMPLES,
+        )
     except (OSError, MemoryError):
         raise
     except Exception as error:
         file = (home / "fixes" / f"{name}.py").resolve()
         hint = "correct it, or install patchkit again"
         raise _mistake_of(file, error, hint) from error
-    return fix
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from patchkit.source.releases import Bug, RecipeFacts, load_facts, read_lock
 # Files that can change a plan: of one recipe, and of all recipes together.
 _DECISIVE = (
     "recipe.toml",
+    "fixes.toml",
     "*.csv",
     "*.tsv",
     "*.py",

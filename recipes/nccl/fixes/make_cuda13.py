@@ -69,25 +69,11 @@ _BEFORE = (
 )
 _AFTER = reduce(lambda text, swap: text.replace(*swap), _SWAPS, _BEFORE)
 
-FIX = kit.Fix(
-    title="C++17 and the cccl headers with CUDA 13",
-    symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
-    why="The makefiles of 2.26 say -std=c++11 in any case, where those of 2.27.5 say that CUDA 13 "
-    "requires C++17; and CUDA 13 keeps libcu++ in include/cccl, "
-    "where the host compiler does not look.",
-    needs=(kit.required(">=2.26,<2.27", "CUDA 13 needs C++17"),),
-    upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
-    look=look,
-    prove=prove,
-    prove_from_stock=True,
-    layer="build",
-    majors=(9, 11, 12),
-    examples=(
-        kit.Example(
-            "2.26.2",
-            kit.COMMON_MK,
-            _BEFORE,
-            _AFTER,
-        ),
+EXAMPLES = (
+    kit.Example(
+        "2.26.2",
+        kit.COMMON_MK,
+        _BEFORE,
+        _AFTER,
     ),
 )

@@ -77,34 +77,19 @@ def prove(case: kit.Case) -> str:
     )
 
 
-FIX = kit.Fix(
-    title="Block-scaled FP8 linear layers take Triton on 12.1",
-    symptom="A CUTLASS or DeepGEMM error, or wrong numbers, in the linear layers of a block-FP8 "
-    "model (Qwen3 FP8, DeepSeek).",
-    why="CUTLASS's block kernels, and from 0.24 DeepGEMM's, come before Triton's. On a complete "
-    "build they are meant to work on 12.1, so this is a way around, not a cure.",
-    needs=(
-        kit.optional(
-            ">=0.11.1", "a way around CUTLASS's and DeepGEMM's kernels", target="gb10"
-        ),
+EXAMPLES = (
+    kit.Example(
+        "0.19.1",
+        _OLD,
+        f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
+        f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
+        f"{indent(_OLD_AFTER, ' ' * 8)}",
     ),
-    upstream="never the default; from 0.22.0 --linear-backend triton does the same",
-    look=look,
-    prove=prove,
-    examples=(
-        kit.Example(
-            "0.19.1",
-            _OLD,
-            f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
-            f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
-            f"{indent(_OLD_AFTER, ' ' * 8)}",
-        ),
-        kit.Example(
-            "0.25.1",
-            _PATH,
-            f"def {_SCOPE}():\n    return {_BEFORE}\n",
-            f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
-            beside={_OLD: "# the operator is gone\n"},
-        ),
+    kit.Example(
+        "0.25.1",
+        _PATH,
+        f"def {_SCOPE}():\n    return {_BEFORE}\n",
+        f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
+        beside={_OLD: "# the operator is gone\n"},
     ),
 )

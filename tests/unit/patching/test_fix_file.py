@@ -55,29 +55,15 @@ def refused(copy, cli):
 @pytest.mark.parametrize(
     ("path", "before", "after", "at", "says"),
     [
-        (FILE, "FIX =", "FIXX =", "", "AttributeError: module"),
-        (FILE, 'layer="build"', 'layer="x"', "FIX =", "RecordError: [1]: is 'x', not"),
-        (
-            FILE,
-            "title=",
-            "titel=",
-            "FIX =",
-            "TypeError: Fix has no field 'titel'",
-        ),
+        (FILE, "EXAMPLES =", "EXAMPLE =", "", "AttributeError: module"),
+        (FILE, "def look(", "def looks(", "", "AttributeError: module"),
         # Python 3.12 on has more words than the name.
-        (FILE, "kit.required", "kit.reqired", "kit.reqired", "AttributeError: "),
+        (FILE, "kit.Example", "kit.Exampel", "kit.Exampel", "AttributeError: "),
         (
             FILE,
-            '">=0.11',
-            '">>=0.11',
-            "kit.required(",
-            "InvalidSpecifier: Invalid specifier: '>>=0.11.1",
-        ),
-        (
-            FILE,
-            'SASS for the device",',
-            'SASS for the device"',
-            "title=",
+            '"0.19.1",',
+            '"0.19.1"',
+            '"0.19.1"',
             "invalid syntax. Perhaps you forgot a c",
         ),
         (
@@ -98,17 +84,42 @@ def test_a_mistake_is_shown_with_its_place(
     assert "next: correct it, or install patchkit again" in said.stderr
 
 
-def test_a_mistake_in_the_evidence_is_shown_with_its_fix(copy, refused):
-    place = "recipes/vllm/evidence.toml"
-    source = 'source = "vLLM 0.12.0 mxfp4.py", established = '
-    said = refused(place, f'{source}"read"', f'{source}"rumor"', "fixes")
-    row = "mxfp4_moe_marlin[1].established"
-    assert f"error: {copy / place}: {row}: is 'rumor', not one of" in said.stderr
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (
+            'source = "vLLM 0.12.0 mxfp4.py", established = "read"',
+            'source = "vLLM 0.12.0 mxfp4.py", established = "rumor"',
+            "mxfp4_moe_marlin.evidence[1].established: is 'rumor', not one of",
+        ),
+        (
+            'title = "Marlin kernels as SASS',
+            'titel = "Marlin kernels as SASS',
+            "marlin_sass.titel: unknown key; known are title",
+        ),
+        (
+            '">=0.23", severity = "recommended", arch = "native"',
+            '">>=0.23", severity = "recommended", arch = "native"',
+            "marlin_sass.needs[2]: Invalid specifier: '>>=0.23'",
+        ),
+        (
+            'layer = "build"\nmajors = [11, 12]\nlast',
+            'layer = "x"\nmajors = [11, 12]\nlast',
+            "version_label.layer: is 'x', not one of python, build",
+        ),
+    ],
+)
+def test_a_mistake_in_what_fixes_are_about_is_shown_with_its_fix(
+    before, after, says, copy, refused
+):
+    place = "recipes/vllm/fixes.toml"
+    said = refused(place, before, after, "fixes")
+    assert f"error: {copy / place}: {says}" in said.stderr
 
 
-def test_evidence_of_no_fix_is_refused(copy, refused):
-    place = "recipes/nccl/evidence.toml"
-    said = refused(place, "make_cuda13 = [", "make_cuda = [", "fixes")
+def test_an_entry_of_no_fix_is_refused(copy, refused):
+    place = "recipes/nccl/fixes.toml"
+    said = refused(place, "[make_cuda13]", "[make_cuda]", "fixes")
     what = "the recipe has no fix make_cuda\n"
     assert f"error: {copy / place}: {what}" in said.stderr
     assert "next: the fixes are make_archs, make_cuda13, cmake_archs" in said.stderr
