@@ -188,10 +188,8 @@ def ready(settings: Settings) -> None:
 
 def ended(settings: Settings) -> None:
     """If the guard of any node ended this start, let the next one take a smaller cache, once."""
-    stop = read_stop(settings["name"])
-    if stop is None or stop.start != settings["id"] or stop.after:
-        return
-    if time.time() - stop.time > _FRESH:
+    stop = read_stop(settings["name"], settings["id"])
+    if stop is None or stop.after or time.time() - stop.time > _FRESH:
         return
 
     flag = smaller_cache(settings, stop.missing)
@@ -631,8 +629,8 @@ def held(settings: Settings) -> None:
 
     run_tool(*_SYSTEMCTL, "stop", unit)
 
-    stop = read_stop(settings["name"])
-    if stop and stop.start == settings["id"] and stop.time >= began:
+    stop = read_stop(settings["name"], settings["id"])
+    if stop and stop.time >= began:
         leave_link(encode_stop(stop).decode())
 
     # A node that shuts down ends the rank: that is no fault of the rank.

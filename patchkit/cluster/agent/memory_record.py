@@ -44,9 +44,10 @@ def record_path(name: str, ending: str) -> Path:
     return Path.home() / ".local/share/patchkit/memory" / f"{name}.{ending}"
 
 
-def read_stop(name: str) -> MemoryStop | None:
-    """Return the last kill by the guard of a cluster on this node, None for none."""
-    return parse_stop(read_record(name, "json"))
+def read_stop(name: str, start: str) -> MemoryStop | None:
+    """Return the guard's last kill of the start ``start`` of a cluster here, None for none."""
+    stop = parse_stop(read_record(name, "json"))
+    return stop if stop and stop.start == start else None
 
 
 def parse_stop(text: str) -> MemoryStop | None:

@@ -130,7 +130,6 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     url = settings.get("url")
     listeners = strangers(url, units[0], name) if isinstance(url, str) else []
     states = tuple(unit_states(units))
-    stop = read_stop(name)
     start = str(settings.get("id", ""))
     model = str(settings.get("model", ""))
 
@@ -152,7 +151,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         successor=successor,
         image=image,
         frozen=_last_kill_of_watch(units[-1]),
-        memory_stop=stop if stop and stop.start == start else None,
+        memory_stop=read_stop(name, start),
         memory_floor=positive_number(settings.get("floor")),
         memory=read_memory(Reader(LIVE)),
         troubles=look_for_troubles(settings),

@@ -83,18 +83,18 @@ def test_a_rank_is_ended_below_the_floor_and_never_above_it(
         guard = guard_with(0.001, group)
         for _ in range(3):
             guard.look()
-        assert (rank.poll(), other.poll(), read_stop("x")) == (None, None, None)
+        assert (rank.poll(), other.poll(), read_stop("x", "abc")) == (None, None, None)
 
         guard.floor = guard.mark = EVERYTHING * GIB
         guard.look()
         assert (rank.wait(5), other.wait(5)) == (-9, -9)
-        stop = read_stop("x")
+        stop = read_stop("x", "abc")
         assert "GiB left, memory_floor is 1048576.0" in stop.text
         assert stop.text in capsys.readouterr().out
         assert (stop.start, stop.missing > 1 << 19) == ("abc", True)
 
         guard.look()  # what has ended is ended once
-        assert read_stop("x") == stop
+        assert read_stop("x", "abc") == stop
     mode = record_path("x", "json").stat().st_mode
     assert (
         stat.S_IMODE(mode),
@@ -271,11 +271,11 @@ def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
         monkeypatch.setattr(memory_script.os, "kill", refuse)
         guard.look()
         assert (other.wait(5), rank.poll()) == (-9, None)
-        stop = read_stop("x")
+        stop = read_stop("x", "abc")
 
         refused.clear()
         guard.look()
-        assert (rank.wait(5), read_stop("x")) == (-9, stop)
+        assert (rank.wait(5), read_stop("x", "abc")) == (-9, stop)
 
 
 @pytest.mark.parametrize(
@@ -292,13 +292,13 @@ def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
 )
 def test_a_record_of_another_form_is_none(content):
     put_record(open_record("x", "json"), content.encode())
-    assert read_stop("x") is None
+    assert read_stop("x", "a") is None
 
 
 def test_a_record_says_no_more_than_a_line(home):
     lines = {**STOP, "start": "a\x1b]0;b\x07\n"}
     put_record(open_record("x", "json"), json.dumps(lines).encode())
-    assert read_stop("x").start == "a]0;b"
+    assert read_stop("x", "a]0;b").start == "a]0;b"
 
     path = record_path("x", "json")
     (home / "other").write_text(json.dumps(STOP))
@@ -309,7 +309,7 @@ def test_a_record_says_no_more_than_a_line(home):
     ):
         path.unlink()
         make()
-        assert read_stop("x") is None
+        assert read_stop("x", "a") is None
 
 
 def test_the_guard_goes_on_without_its_records(home, group, monkeypatch, capsys):
@@ -330,7 +330,7 @@ def test_the_guard_goes_on_without_its_records(home, group, monkeypatch, capsys)
         assert rank.wait(5) == -9
     guard.finish()
     assert "ended the rank" in capsys.readouterr().out
-    assert (read_stop("x"), (home / "other").exists()) == (None, False)
+    assert (read_stop("x", "abc"), (home / "other").exists()) == (None, False)
     record_path("x", "json").unlink()
     record_path("x", "json").mkdir()
     with pytest.raises(OSError, match="directory"):
