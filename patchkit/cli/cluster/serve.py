@@ -146,7 +146,9 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
 
     def tell_unit(unit: UnitState, seconds: float) -> None:
         nonlocal last_line
-        line = _unit_line(unit)
+        line = _UNIT_WORDS.get(unit.sub, unit.sub)
+        if unit.sub in _SPEAKING and unit.text:
+            line = unit.text
         if line != last_line:
             last_line = line
             head = cluster.head.destination
@@ -157,13 +159,6 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
         explain=explain_failed_start,
         note=lambda text: tell(note(text)),
     )
-
-
-def _unit_line(unit: UnitState) -> str:
-    """Return the text of a unit, or a word for its sub-state."""
-    if unit.sub in _SPEAKING and unit.text:
-        return unit.text
-    return _UNIT_WORDS.get(unit.sub, unit.sub)
 
 
 def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:

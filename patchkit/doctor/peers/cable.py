@@ -160,9 +160,7 @@ def check_cable(end: CableEnd) -> Outcome:
 def check_address(end: CableEnd, head: CableEnd) -> Outcome:
     report = end.report
     error = report.no_address
-
-    if report.facts is None:
-        raise NotCheckedError(end.obstacle)
+    report.part("facts")
 
     if end.holder and not error:
         return {"address": report.address, "netdev": end.holder.name}
@@ -216,11 +214,11 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
     if end.obstacle:
         raise NotCheckedError(end.obstacle)
 
-    peers_by_name = {peer.node: peer for peer in peers}
     ways = [
-        (peers_by_name[name], way)
+        (peer, way)
         for name, way in end.report.part("ways")
-        if name in peers_by_name
+        for peer in peers
+        if peer.node == name
     ]
     if not ways:
         raise NotCheckedError("no address of another node is known")
