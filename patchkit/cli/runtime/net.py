@@ -81,6 +81,11 @@ def _read_network(text: str) -> IPv4Network:
 
 _NETWORK = read_env_data("network")
 _PLAN = _NETWORK["plan"]
+_EXPECTED = _NETWORK["measure"]["expected"]
+_BANDWIDTH = {
+    "expected": "{} for one twin, {} for both at once".format(*_EXPECTED),
+    "slower": _NETWORK["owners"]["hot_plug"],
+}
 _NETDEV = option(
     "--netdev", "netdevs", "Interface, instead of cabled ones.", multiple=True
 )
@@ -307,23 +312,15 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     is_live = root.resolve() == LIVE  # False for a saved copy
     checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))
 
-    yield {"checks": checks, "bandwidth": _expected_bandwidth()}
+    yield {"checks": checks, "bandwidth": _BANDWIDTH}
 
     shown = [check for check in checks if verbose or check.level is not Level.OK]
     yield from finding_blocks(shown)
 
     yield "bandwidth is not measured (--measure does); expect of `ib_write_bw`"
-    yield from (f"  {line}" for line in _expected_bandwidth().values())
+    yield from (f"  {line}" for line in _BANDWIDTH.values())
     yield finding_summary(checks)
     yield ExitCode(worst(checks))
-
-
-def _expected_bandwidth() -> dict[str, str]:
-    twin, pair = _NETWORK["measure"]["expected"]
-    return {
-        "expected": f"{twin} for one twin, {pair} for both at once",
-        "slower": _NETWORK["owners"]["hot_plug"],
-    }
 
 
 def _measure(file: Path, netdevs: Sequence[str]) -> Blocks:
@@ -339,7 +336,7 @@ def _measure(file: Path, netdevs: Sequence[str]) -> Blocks:
     measured = [{"where": finding.where, "gbits": gbits} for finding, gbits in rates]
     yield {
         "checks": checks,
-        "bandwidth": {**_expected_bandwidth(), "measured": measured},
+        "bandwidth": {**_BANDWIDTH, "measured": measured},
     }
     yield from finding_blocks(checks)
     yield finding_summary(checks)
