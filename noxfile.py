@@ -381,10 +381,10 @@ def doctor_proof(session: nox.Session) -> None:
 
 @nox.session(name="memory-storms")
 def memory_storms(session: nox.Session) -> None:
-    """A virtual machine whose memory runs out: does it still answer, with the guard and without?
+    """A machine whose memory runs out: does it still answer, with the guard and without?
 
-    Needs root, mmdebstrap, qemu-system-x86 and qemu-utils:
-    `nox -s memory-storms -- [--floor GIB] [STORM ...]`; the floor 0 is no guard.
+    Needs root and mmdebstrap, and compiles a kernel once:
+    `nox -s memory-storms -- [--half with|without] [STORM ...]`.
     """
     _install(session, "test")
     if obstacle := _module(session, "e2e.proofs.virtual_machine", silent=True):

@@ -14,8 +14,6 @@ PACKAGES = {  # of programs that are not called as their package
     "mkfs.ext4": "e2fsprogs",
     "qemu-aarch64": "qemu-user",
     "qemu-aarch64-static": "qemu-user-static",
-    "qemu-img": "qemu-utils",
-    "qemu-system-x86_64": "qemu-system-x86",
     "systemd-nspawn": "systemd-container",
 }
 
