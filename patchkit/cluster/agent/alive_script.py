@@ -369,17 +369,15 @@ def find_stacks(settings: Settings) -> None:
 
     They end with it, and the first rank that ends stops the others.
     """
+    reading, writing = os.pipe()  # all workers see its end at once
     links = []
     for worker in settings["workers"].values():
         words = worker_words(worker, settings, "alive.py stacks")
-        links.append(subprocess.Popen(words, stdin=subprocess.PIPE))
+        links.append(subprocess.Popen(words, stdin=reading))
     if links:
         time.sleep(_TOOL)  # for the logins
 
-    for link in links:
-        assert link.stdin
-        link.stdin.close()
-
+    os.close(writing)
     write_stacks(settings)
     for link in links:
         with suppress(subprocess.TimeoutExpired):

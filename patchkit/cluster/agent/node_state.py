@@ -193,9 +193,8 @@ def other_clusters(name: str) -> dict[str, bool]:
     placed = [file.parent.name for file in files]
     units = [f"patchkit-{cluster}.service" for cluster in placed]
     states = unit_states(units) if units else ()
-    for cluster, state in zip(placed, states, strict=True):
-        if state.active in RUNNING:
-            running.add(cluster)
+    pairs = zip(placed, states, strict=True)
+    running |= {cluster for cluster, state in pairs if state.active in RUNNING}
 
     names = sorted(filter(NAME.fullmatch, running - {name}))
     return {cluster: "url" in read_settings(cluster) for cluster in names}
