@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import VENV_OPTION, cluster_option
+from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import (
     Blocks,
@@ -18,6 +18,7 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer
 from patchkit.cluster.bench.figures import (
     ENOUGH,
@@ -65,22 +66,7 @@ def bench_command() -> None:
 @click.argument("model")
 @option("--url URL", "Measure the server that runs there.")
 @cluster_option
-@VENV_OPTION
-@option(
-    "--input",
-    "depth",
-    "Tokens of a prompt.",
-    type=_COUNT,
-    default=1024,
-    show_default=True,
-)
-@option(
-    "--output",
-    "Tokens of an answer.",
-    type=_COUNT,
-    default=128,
-    show_default=True,
-)
+@options_of("bench-tokens")
 @option(
     "--concurrency N,N",
     "Requests at once.",
@@ -89,8 +75,7 @@ def bench_command() -> None:
     show_default=True,
 )
 @option("--rounds", "Repetitions.", default=ENOUGH, show_default=True)
-@option("--tokenizer DIR", "Folder of a tokenizer; default: the model's.", default="")
-@option("-o DIR", "folder", "Folder; default: bench-MODEL-DAY.", type=PATH)
+@options_of("bench")
 @rendered
 def run_bench(
     model: str, cluster: Cluster, folder: Path | None, **options: Any

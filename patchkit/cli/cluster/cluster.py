@@ -10,11 +10,10 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import (
-    FILE_OPTION,
     cluster_option,
     sent_amount,
 )
-from patchkit.cli.out import PATH, bold, next_hint, next_verb, record_fields
+from patchkit.cli.out import bold, next_hint, next_verb, record_fields
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -24,12 +23,10 @@ from patchkit.cli.render import (
     VerbGroup,
     counted_noun,
     finding_blocks,
-    flag,
     note,
-    option,
     rendered,
 )
-from patchkit.cli.runtime.node_options import TOPOLOGIES
+from patchkit.cli.verb_options import options_of
 from patchkit.cli.wheel.wheelhouse import require_wheels, tell_hashing
 from patchkit.cluster.agent.image_facts import ImageContents
 from patchkit.cluster.agent.installation import InstalledVenv, NodeWheel, WheelLock
@@ -84,15 +81,7 @@ def cluster_command() -> None:
 
 @cluster_command.command("init")
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
-@FILE_OPTION
-@option(
-    "--topology",
-    "How nodes connect; auto: RoCE, or sockets.",
-    type=click.Choice(TOPOLOGIES),
-)
-@option("--head-ip A", "address", "The head's IPv4 address.", default="")
-@option("--target NAME", "Target device, not the detected one.")
-@flag("--force", "Replace a different file.")
+@options_of("cluster-init")
 @rendered
 def init_cluster(
     nodes: Sequence[str], file: Path, address: str, force: bool, **given: str | None
@@ -221,16 +210,7 @@ def _link_error(
 
 @cluster_command.command("install")
 @cluster_option
-@option(
-    "--wheelhouse",
-    "house",
-    "Folder of wheels.",
-    type=PATH,
-    default="wheelhouse",
-    show_default=True,
-)
-@flag("--apply", "patched", "Patch vLLM and FlashInfer of an image.")
-@flag("--native", "With --apply: assemble its PTX, too.")
+@options_of("cluster-install")
 @rendered
 def install_vllm(cluster: Cluster, house: Path, patched: bool, native: bool) -> Blocks:
     """Install the same wheels, or the same image, on every node.

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.out import PATH, record_fields
-from patchkit.cli.render import Verb, flag, gigabytes, option, with_options
+from patchkit.cli.out import record_fields
+from patchkit.cli.render import Verb, gigabytes
+from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import Cluster, read_cluster_file
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -21,15 +22,6 @@ from patchkit.errors import PatchkitError
 from patchkit.frozen import Fields
 
 _RATE_BYTES = 1e8  # bytes; the speed of a smaller copy says nothing
-FILE_OPTION = option(
-    "--file", "Cluster file.", type=PATH, default=FILE, show_default=True
-)
-# For commands that are about this machine if the option is missing.
-OTHER_FILE_OPTION = option(
-    "--file", "Cluster file, such as cluster.toml; default: none.", type=PATH
-)
-_HERE_OPTION = flag("--here", "This machine; the default without a file.")
-VENV_OPTION = option("--venv DIR", "Environment that has vLLM; default: this one.")
 
 
 def cluster_option(verb: Verb) -> Verb:
@@ -42,7 +34,7 @@ def cluster_option(verb: Verb) -> Verb:
         cluster = cluster_here() if is_alone else read_cluster_file(file)
         return verb(*arguments, cluster=cluster, **options)
 
-    return with_options(FILE_OPTION, _HERE_OPTION)(wrapped)
+    return options_of("cluster")(wrapped)
 
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:

@@ -9,21 +9,18 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import (
-    OTHER_FILE_OPTION,
-    VENV_OPTION,
     cluster_here,
 )
-from patchkit.cli.out import FILE_OR_DASH, PATH, LaidOut, next_step, table, tell
+from patchkit.cli.out import LaidOut, next_step, table, tell
 from patchkit.cli.render import (
     Blocks,
     ExitCode,
     finding_blocks,
     finding_lines,
-    flag,
-    option,
     rendered,
     verbose_option,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.doctor.answer_check import check_answers
@@ -53,16 +50,7 @@ _READER = "patchkit doctor --log -"
 
 
 @click.command
-@flag("--cluster", "with_cluster", "Every node, and between them.")
-@OTHER_FILE_OPTION
-@option("--log", "Output of a program; - is standard input.", type=FILE_OR_DASH)
-@option("--port N", "Port of the server; default: 8000.", type=click.IntRange(1, 65535))
-@option("--boot N", "How that boot ended; -1: the last.", type=click.IntRange(max=-1))
-@flag("--gpu", "Also try the GPUs; takes minutes.")
-@flag("--answers", "Also ask the model what it should know.")
-@flag("--accept", "Take its answers as right from now on.")
-@option("--save", "Keep a report, without names and secrets.", type=PATH)
-@VENV_OPTION
+@options_of("doctor")
 @verbose_option
 @rendered
 def doctor_command(
@@ -182,10 +170,7 @@ def _save_report(examination: Examination, place: Path, *, verbose: bool) -> Blo
 
 
 @click.command
-@option("-o FILE", "place", "The archive: .tar.gz.", type=PATH, required=True)
-@flag("--cluster", "several", "Also NCCL between the nodes.")
-@OTHER_FILE_OPTION
-@VENV_OPTION
+@options_of("proof")
 @rendered
 def proof_command(
     place: Path,

@@ -30,14 +30,13 @@ from patchkit.cli.render import (
     Record,
     Row,
     finding_blocks,
-    flag,
     lead_word,
     note,
-    option,
     rendered,
 )
 from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import note_lines
+from patchkit.cli.verb_options import options_of
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
 from patchkit.cluster.agent.memory_record import STAYS_DOWN
@@ -224,9 +223,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 
 @click.command
 @cluster_option
-@flag("-f", "--follow", "Show new lines, until Ctrl-C.")
-@option("--node N", "nodes", "Only this node; repeatable.", multiple=True)
-@option("--since WHEN", "As for journalctl: '10 min ago'.", default="")
+@options_of("logs")
 @click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
 @rendered
 def logs_command(

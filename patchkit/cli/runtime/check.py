@@ -18,11 +18,9 @@ from patchkit.cli.render import (
     ExitCode,
     Lines,
     counted_noun,
-    flag,
-    option,
     rendered,
 )
-from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.host.probe import probe
@@ -35,20 +33,7 @@ _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
 
 @click.command
 @click.argument("files", metavar="FILE...", nargs=-1, type=FILE_OR_DASH)
-@option(
-    "--running [PID|CONTAINER]",
-    "Check what runs; without a value: all servers.",
-    is_flag=False,
-    flag_value="",
-)
-@VLLM
-@NCCL
-@TRITON
-@option("--topology NAME", "Topology: single, roce, socket, ring, hetero.", default="")
-@TARGET
-@PYTHON
-@flag("--elsewhere", "Do not compare the files with this machine.")
-@ROOT
+@options_of("check")
 @rendered
 def check_command(
     files: tuple[Path, ...],

@@ -12,8 +12,6 @@ from typing import Any
 import click
 
 from patchkit.cli.out import (
-    FILE_OR_DASH,
-    PATH,
     bold,
     dim,
     next_step,
@@ -30,12 +28,11 @@ from patchkit.cli.render import (
     Record,
     VerbGroup,
     fact_lines,
-    flag,
-    option,
     rendered,
     section,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -77,20 +74,7 @@ _Entry = VariableRule | Avoid
     cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …"
 )
 @node_options
-@option("--model PRESET", "Model of `serve-args --list`.")
-@option("--from", "head_file", "The head's file, for a worker.", type=PATH)
-@option(
-    "--set NAME=VALUE", "extra", "Add a variable; repeat for several.", multiple=True
-)
-@option("-o", "--output", "Default: -, standard output.", type=FILE_OR_DASH)
-@option(
-    "--format",
-    "kind",
-    "Format of the file; default: env.",
-    type=click.Choice(list(map(str, Format))),
-    default="env",
-)
-@flag("--force", "Replace a file that patchkit did not write.")
+@options_of("env")
 @click.pass_context
 @rendered
 def env_command(context: click.Context, /, **options: Any) -> Blocks:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from patchkit.cli.out import (
-    PATH,
     LaidOut,
     bold,
     next_step,
@@ -29,15 +28,14 @@ from patchkit.cli.render import (
     VerbGroup,
     finding_blocks,
     finding_summary,
-    flag,
     option,
     rendered,
     verbose_option,
 )
-from patchkit.cli.runtime.node_options import ROOT
+from patchkit.cli.verb_options import options_of
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster import read_cluster_file
-from patchkit.cluster.launch.cluster_file import FILE, VENV
+from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.addressing import (
     Line,
     NetPlan,
@@ -86,9 +84,6 @@ _BANDWIDTH = {
     "expected": "{} for one twin, {} for both at once".format(*_EXPECTED),
     "slower": _NETWORK["owners"]["hot_plug"],
 }
-_NETDEV = option(
-    "--netdev", "netdevs", "Interface, instead of cabled ones.", multiple=True
-)
 
 
 @click.group(cls=VerbGroup)
@@ -107,29 +102,19 @@ def net_command() -> None:
 
 
 @net_command.command("plan")
-@option("--node N", "Number of this node; 1 is the head.", type=int)
-@option("--role", "Of two nodes: node 1 or 2.", type=click.Choice(["head", "worker"]))
-@option(
-    "--nodes N",
-    "How many.",
-    type=click.IntRange(2),
-    default=2,
-    show_default=True,
-)
+@options_of("net-plan")
 @option(
     "--network NETWORK",
     f"Renumber from here; default: keep, or {_PLAN['network']}",
     type=_read_network,
 )
-@_NETDEV
+@options_of("netdev")
 @option(
     "--mtu N",
     "MTU; default: keep it.",
     type=click.IntRange(_PLAN["mtu_min"], _PLAN["mtu_max"]),
 )
-@ROOT
-@option("-o", "--output FILE", "Write the netplan file there.", type=PATH)
-@flag("--force", "Replace a FILE with another content.")
+@options_of("net-file")
 @verbose_option
 @rendered
 def plan_network(
@@ -280,11 +265,7 @@ def _interface_row(line: Line) -> Row:
     type=check_ipv4,
     multiple=True,
 )
-@option("--ssh HOST", "Check the peer, too; it needs no patchkit.")
-@flag("--measure", "Measure the cables between cluster.toml's nodes instead.")
-@option("--file", "Of --measure.", type=PATH, default=FILE, show_default=True)
-@_NETDEV
-@ROOT
+@options_of("net-verify")
 @verbose_option
 @rendered
 def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:

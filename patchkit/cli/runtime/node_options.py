@@ -9,68 +9,15 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import FOLDER, PRESENT_PATH
-from patchkit.cli.render import Lines, Verb, lead_word, note, option, with_options
-from patchkit.runtime.envfile.env_file import NODES_MAX, locked_versions
+from patchkit.cli.render import Lines, Verb, lead_word, note
+from patchkit.cli.verb_options import options_of
+from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
-from patchkit.runtime.rules.rule import CHOICES, RuleChoice
-from patchkit.target import targets
+from patchkit.runtime.rules.rule import RuleChoice
 
-TOPOLOGIES = ("auto", "roce", "socket", "ring", "hetero")
-
-
-VLLM = option("--vllm VERSION", "vLLM version, not the installed one.", default="")
-NCCL = option(
-    "--nccl VERSION", "NCCL version, not the one that torch loads.", default=""
-)
-TRITON = option(
-    "--triton VERSION", "Triton version, not the installed one.", default=""
-)
-TARGET = option(
-    "--target",
-    "Target device, instead of the detected one.",
-    type=click.Choice(list(targets())),
-)
-PYTHON = option("--python PATH", "Python that has vLLM; default: this one.")
-LOCK = option("--lock", "Take the versions of this wheelhouse.", type=PRESENT_PATH)
-ROOT = option(
-    "--root", "A copy by `probe --save`, or a root.", type=FOLDER, default=Path("/")
-)
 # The options whose values become fields of NodeOptions.
 _FIELDS = "role nodes head topology executor vllm nccl triton target quantization"
-# These have no defaults: a missing value comes from an env file, or patchkit decides it.
-_OPTIONS = (
-    option("--role", "Role of this node.", type=click.Choice(CHOICES["role"])),
-    option(
-        "--nodes", "Number of nodes; default: 2.", type=click.IntRange(1, NODES_MAX)
-    ),
-    option("--head-ip A", "head", "The head's IPv4 address.", default=""),
-    option(
-        "--topology",
-        "How nodes connect; auto: RoCE, or sockets.",
-        type=click.Choice(TOPOLOGIES),
-    ),
-    option(
-        "--executor",
-        "Program that starts ranks.",
-        type=click.Choice(["auto", "mp", "ray"]),
-    ),
-    VLLM,
-    NCCL,
-    TRITON,
-    LOCK,
-    option(
-        "--quantization",
-        "Quantization of the model.",
-        type=click.Choice(CHOICES["quantization"]),
-    ),
-    TARGET,
-    PYTHON,
-    ROOT,
-    option("--with ID", "wanted", "Turn an optional rule on.", multiple=True),
-    option("--without ID", "unwanted", "Turn a rule off.", multiple=True),
-)
 
 
 def node_options(verb: Verb) -> Verb:
@@ -108,7 +55,8 @@ def node_options(verb: Verb) -> Verb:
             **options,
         )
 
-    return with_options(*_OPTIONS)(wrapped)
+    # These have no defaults: a missing value comes from an env file, or patchkit decides it.
+    return options_of("node")(wrapped)
 
 
 def note_lines(notes: Iterable[str], advice: Iterable[Any]) -> Lines:

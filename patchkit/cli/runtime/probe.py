@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import (
-    PATH,
     bold,
     dim,
     next_verb,
@@ -25,10 +24,9 @@ from patchkit.cli.render import (
     dashed,
     fact_lines,
     finding_blocks,
-    option,
     rendered,
 )
-from patchkit.cli.runtime.node_options import PYTHON, ROOT
+from patchkit.cli.verb_options import options_of
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gpu, Host, Nccl, Netdev, Rdma, Software
@@ -43,9 +41,7 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 
 
 @click.command
-@ROOT
-@option("--save", "Copy everything read, for a bug report.", type=PATH)
-@PYTHON
+@options_of("probe")
 @rendered
 def probe_command(root: Path, save: Path | None, python: str | None) -> Blocks:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.

@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import PATH, dim, next_step, record_fields, style, table, tell
-from patchkit.cli.render import Blocks, Data, Record, Row, flag, option, rendered
+from patchkit.cli.out import dim, next_step, record_fields, style, table, tell
+from patchkit.cli.render import Blocks, Data, Record, Row, rendered
 from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import node_options, note_lines
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields
 from patchkit.runtime.envfile.env_file import read_env_file
@@ -28,7 +29,6 @@ from patchkit.runtime.rules.presets import Preset, load_flag_rules, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, find_drafter, serve_args
 from patchkit.runtime.serve.request import (
-    LISTEN,
     ServeRequest,
     choose_preset,
     listen_address,
@@ -50,22 +50,7 @@ _HEADS = (
 @click.command
 @click.argument("model", required=False)
 @node_options
-@option("--node-rank R", "Rank of this worker.", type=click.IntRange(0))
-@option("--preset", "Preset of another model, or none.")
-@option("--from", "env_file", "The env file that it runs with.", type=PATH)
-@option(
-    "--listen", "Who may connect; default: this machine.", type=click.Choice(LISTEN)
-)
-@option("--host A", "address", "Address to listen on, instead of --listen.")
-@option(
-    "--port N",
-    "Port of the server; default: 8000.",
-    type=click.IntRange(1, 65535),
-    default=8000,
-)
-@option("--ctx N", "Context to make room for, in tokens.", type=click.IntRange(1))
-@flag("--explain", "Show the reason of each flag.")
-@flag("--list", "presets", "List the models that have presets.")
+@options_of("serve-args")
 @rendered
 def serve_args_command(
     model: str | None,
@@ -171,7 +156,7 @@ def serve_command(
 
     # The command may be for another machine: do not require this one to have the address.
     node = decide_node(request, host, file, addressed=False)
-    listen = options.get("listen") or LISTEN[0]
+    listen = options.get("listen") or "local"
     # The last part of a preset's id stands for the whole, unless it is a folder.
     is_short = preset and model.lower() == preset.name.lower()
     if preset and is_short and not Path(model).is_dir():

@@ -43,8 +43,6 @@ LOCAL = "127.0.0.1"
 MASTER_PORT = 29501  # vLLM's default
 _MOST_NODES = 8  # if more were needed, more Sparks are not advised
 
-LISTEN = ("local", "cable", "lan")
-
 # Addresses that stand for all interfaces → the address for a client on this machine. patchkit never
 # chooses such an address, but a user may.
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
@@ -292,7 +290,7 @@ def choose_preset(model: str, named: str | None, environment: Values) -> Preset 
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:
-    """Return the address for one of LISTEN; a worker always gets the local one.
+    """Return the address for a choice of --listen; a worker always gets the local one.
 
     Raises HostError if there is no such address, UsageError if there are several.
     """

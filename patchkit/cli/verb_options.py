@@ -1,0 +1,46 @@
+"""Read the options of verbs from options.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from patchkit.cli.out import FILE_OR_DASH, FOLDER, PATH, PRESENT_PATH
+from patchkit.cli.render import Option, Verb, option, with_options
+from patchkit.frozen import Fields
+from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.rule import CHOICES
+from patchkit.target import targets
+
+_TABLES = read_toml(dict[str, Fields], RECIPES / "cli" / "options.toml")
+_TYPES: Fields = {
+    "number": int,
+    "path": PATH,
+    "present path": PRESENT_PATH,
+    "folder": FOLDER,
+    "path or -": FILE_OR_DASH,
+    "device": click.Choice(list(targets())),
+    "role": click.Choice(CHOICES["role"]),
+    "quantization": click.Choice(CHOICES["quantization"]),
+}
+
+
+def options_of(verb: str) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds the options of a verb, in the order of options.toml."""
+    shared = _TABLES["shared"]
+    rows = [shared.get(str(row), row) for row in _TABLES["verb"][verb]]
+    return with_options(*map(_read_option, rows))
+
+
+def _read_option(row: Fields) -> Option:
+    settings = {**row}
+    words = settings.pop("words")
+    if "choices" in row:
+        settings["type"] = click.Choice(settings.pop("choices"))
+    if "range" in row:
+        settings["type"] = click.IntRange(**settings.pop("range"))
+    if "type" in row:
+        settings["type"] = _TYPES[row["type"]]
+
+    return option(*words, **settings)
