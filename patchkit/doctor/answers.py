@@ -74,6 +74,12 @@ class AnswerCase:
         return [reply for reply in self.replies(about) if not reply.is_right]
 
     @property
+    def is_complete(self) -> bool:
+        """Return whether each passage has chances."""
+        refusals = {r.refusal for r in self.answers.replies if r.about == "passage"}
+        return refusals == {""}
+
+    @property
     def chances(self) -> dict[str, tuple[float, ...]]:
         """Return the logarithms of the chances of each passage's tokens."""
         return {reply.id: reply.logprobs for reply in self.replies("passage")}
@@ -126,7 +132,7 @@ def fingerprint(
         time=now,
         logprobs=case.chances,
         summary="".join(texts[:1]),
-        is_right=Level.ERROR not in levels,
+        is_right=case.is_complete and Level.ERROR not in levels,
     )
 
 
@@ -204,10 +210,10 @@ def _judge_move(case: AnswerCase) -> _Judged:
     if former is None:
         return
 
-    gaps = [
-        _gap(former.logprobs.get(name, ()), values)
-        for name, values in case.chances.items()
-    ]
+    # A passage that one of both starts refused says nothing.
+    chances = case.chances
+    shared = chances.keys() & former.logprobs.keys()
+    gaps = [_gap(former.logprobs[name], chances[name]) for name in shared]
     shift = max(gaps, default=0.0)
     changes = _changes(case.answers.start, former.start)
     for about, bound in _BOUNDS.moved.items():

@@ -43,7 +43,7 @@ class Fingerprint:
     """The logarithms of chances that a model gave to the tokens of fixed texts, by text.
 
     ``time`` is in seconds since 1970. ``summary`` is the judgement in words, ``is_right`` whether
-    nothing was wrong.
+    nothing was wrong or left out.
     """
 
     start: Start

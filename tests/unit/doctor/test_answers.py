@@ -116,6 +116,19 @@ def test_another_tokenizer_and_changed_flags():
     assert moved.hint.startswith("patchkit up tiny; if you meant to change it: ")
 
 
+def test_a_refused_passage_is_not_compared():
+    healthy = recorded("healthy")
+    first, *others = healthy.replies
+    refused = replace(first, logprobs=(), refusal="no time was left")
+    partial = replace(healthy, replies=(refused, *others))
+    former = kept(healthy)
+
+    assert (former.is_right, kept(partial).is_right) == (True, False)
+    for answers, other in ((partial, former), (healthy, kept(partial))):
+        findings = answer_findings("spark-1", case(answers, other))
+        assert about(findings, Level.ERROR, Level.WARNING) == set()
+
+
 def test_the_former_of_the_same_start_comes_first():
     healthy = recorded("healthy")
     same, newer = kept(healthy), kept(healthy, vLLM="0.1")
@@ -137,7 +150,8 @@ def test_a_node_that_lies_about_chances_and_parts():
         for reply in healthy.replies
     ]
     former = kept(healthy)
-    former = replace(former, start=replace(former.start, parts={}))
+    start = replace(former.start, parts={})
+    former = replace(former, start=start, logprobs={"x": (-1.0,)})
     findings = answer_findings(
         "spark-1", case(replace(healthy, replies=tuple(replies)), former)
     )
