@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import PATH, tell
+from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Option, Verb, flag, option, with_options
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.patching.fix import Request
@@ -129,23 +130,7 @@ _ARCHS = ", ".join(
 _REQUEST = (
     target_option,
     option("--arch native|family", f"Device code: {_ARCHS}."),
-    option(
-        "--only ID", "only", "Apply only this fix; repeat for several.", multiple=True
-    ),
-    option(
-        "--without ID",
-        "skip",
-        "Leave out this fix, or extension of a build.",
-        multiple=True,
-    ),
-    option("--with ID", "also", "Also apply this optional fix.", multiple=True),
-    option(
-        "--patch FILE",
-        "patches",
-        "Also apply this diff of git.",
-        multiple=True,
-        type=PATH,
-    ),
+    options_of("fixes"),
 )
 
 

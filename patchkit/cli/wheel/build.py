@@ -18,7 +18,6 @@ from patchkit.cli.options import (
     target_option,
 )
 from patchkit.cli.out import (
-    PRESENT_PATH,
     Shown,
     bold,
     next_step,
@@ -42,6 +41,7 @@ from patchkit.cli.render import (
     rendered,
     with_options,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.patching.fix import Request
@@ -88,12 +88,10 @@ from patchkit.wheel.wheelhouse.overrides import (
     wanted_release,
 )
 
-_SETS = ("small", "moe")
 cpu_option = option("--cpu", "CPU; default: the target's.", type=click.Choice(MACHINES))
 build_options = with_options(
     cpu_option,
-    option("--jobs N", "Compilers at once.", type=click.IntRange(min=1)),
-    flag("--fresh", "Do not resume an interrupted build."),
+    options_of("build"),
     offline_option,
     house_option,
     flag("--dry-run", "Say what would be done, and what is missing."),
@@ -106,12 +104,7 @@ def build_command() -> None:
 
 
 @build_command.command("nccl")
-@option(
-    "--version X.Y.Z",
-    "Release; default: the one that torch pins.",
-)
-@option("--src SOURCE", "source", "Folder, archive or git commit.")
-@option("--sha256 HEX", "Expected SHA-256 of an unknown archive.")
+@options_of("build-nccl")
 @target_option
 @option("--functions TEXT", "Build only these kernels, for tests.", default="")
 @option(
@@ -206,10 +199,7 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
 
 
 @build_command.command("flashinfer")
-@option("--version X.Y.Z", "Release; default: the one that the wheels here pin.")
-@option("--set", "sets", "Modules that many models need.", type=click.Choice(_SETS))
-@option("--for MODEL", "models", "Modules of this model's preset.", multiple=True)
-@option("--module NAME", "modules", "One kind of modules alone.", multiple=True)
+@options_of("build-flashinfer")
 @target_option
 @build_options
 @rendered
@@ -287,25 +277,14 @@ def _module_names(options: Mapping[str, Any]) -> list[str]:
     for model in options["models"]:
         names |= MODULES.generators_of(named_preset(model))
     if options["sets"] or not names:
-        names.add(options["sets"] or _SETS[0])
+        names.add(options["sets"] or "small")
     return sorted(names)
 
 
 @build_command.command("vllm")
-@option(
-    "--version X.Y.Z",
-    "Release; default: the newest known one.",
-)
-@option("--src SOURCE", "folder", "Folder or sdist, instead of a release.")
+@options_of("build-vllm")
 @request_options
-@option(
-    "--source NAME=WHAT",
-    "sources",
-    "Source of a project: folder, commit.",
-    multiple=True,
-)
-@option("--requirements", "Lock of the build's environment.", type=PRESENT_PATH)
-@option("--extensions A,B", "Build only these, for tests.", default="")
+@options_of("build-sources")
 @build_options
 @rendered
 def build_vllm_wheel(
