@@ -25,6 +25,7 @@ _LARGEST = 2 << 20  # bytes of the file
 class Start:
     """What serves a model: its ``commit``, and release, environment or image, and flags of vLLM.
 
+    Weights whose commit is unknown have the folder or name that the server loaded instead.
     ``cluster`` is the name of the cluster that `patchkit up` started, "" for another server.
     """
 

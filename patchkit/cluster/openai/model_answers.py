@@ -31,7 +31,8 @@ _MOST_TOKENS = 4096  # of a reply that are read
 _LONGEST = 4000  # characters of a text that are read
 _LEAST = -1e5  # vLLM sends -9999 for minus infinity
 _COMMAND = re.compile(r"^ExecStart=(.*)$", re.MULTILINE)
-_COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
+# In the cache of Hugging Face, and in folders of patchkit.
+_COMMIT = re.compile("(?<=/snapshots/)[0-9a-f]{40}(?=/)|(?<=@)[0-9a-f]{12}(?=/)")
 
 
 @frozen
@@ -117,7 +118,7 @@ def ask_model(
         left = began + seconds - time.monotonic()
         replies.append(_ask(place, model, question, prompt, left))
 
-    start = _describe_start(place, model, str(listing.value("data", 0, "root")))
+    start = _describe_start(place, model, str(listing.value("data", 0, "root") or ""))
     return ModelAnswers(
         start=start,
         replies=tuple(replies),
@@ -146,12 +147,13 @@ def _describe_start(place: FoundServer, model: str, root: str) -> Start:
         "installation": settings.get("venv", settings.get("image", "")),
         "flags": " ".join(_COMMAND.findall(unit)),
     }
-    commits = _COMMIT.findall(f"{settings.get('folder')}/ {root}/")
+    folder = str(settings.get("folder") or root)
+    commit = _COMMIT.search(f"{folder}/ {root}/")
     clean = place.server.clean
     return Start(
         cluster=str(settings.get("name", "")),
         model=clean(model),
-        commit="".join(commits[:1]),
+        commit=clean(commit[0] if commit else folder, _LONGEST),
         parts={name: clean(str(text), _LONGEST) for name, text in parts.items()},
     )
 
@@ -231,5 +233,6 @@ def _rows(value: object) -> list[Any]:
 def _numbers(values: Iterable[Any]) -> Iterator[float]:
     """Yield logarithms of chances; anything else counts as a token that was never expected."""
     for value in values:
-        is_chance = isinstance(value, int | float) and _LEAST < value <= 0
+        # Rounding on the server may leave 1e-7 of a certain token.
+        is_chance = isinstance(value, int | float) and _LEAST < round(value, 4) <= 0
         yield round(value, 4) if is_chance else _LEAST

@@ -10,7 +10,13 @@ import pytest
 from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cluster.agent.fingerprint import keep_fingerprint, last_judgement
 from patchkit.cluster.launch.cluster_file import ServeChoices
-from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.cluster.openai.model_answers import (
+    ModelAnswers,
+    _describe_start,
+    _numbers,
+    ask_model,
+)
+from patchkit.cluster.openai.server_answers import FoundServer, server_at
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.answer_check import check_answers
@@ -160,6 +166,31 @@ def test_a_node_that_lies_about_chances_and_parts():
 
 def test_find_back_ends_in_a_log_without_any():
     assert find_back_ends(["Using model weights format", "no line"]) == "no back end"
+
+
+WEIGHTS = {  # the folder of `up`, or else the root of /v1/models → what is compared
+    ("", f"/hub/models--a--b/snapshots/{'0a' * 20}"): "0a" * 20,
+    ("/home/spark/models/org--a@0123456789ab", "/model"): "0123456789ab",
+    ("/home/spark/models/a", "/model"): "/home/spark/models/a",
+    ("", "org/a"): "org/a",
+    ("", ""): "",
+}
+
+
+@pytest.mark.parametrize(("folder", "root"), WEIGHTS)
+def test_weights_are_told_by_commit_or_else_by_folder(folder, root):
+    with ModelServer(models=("tiny",)) as server:
+        started = {"folder": folder} if folder else {}
+        found = FoundServer(
+            server=server_at(server.url, ""), started=started, key="", strangers=()
+        )
+        start = _describe_start(found, "tiny", root)
+    assert start.commit == WEIGHTS[folder, root]
+
+
+def test_a_certain_token_may_have_a_little_more_than_certainty():
+    chances = list(_numbers([1e-7, -0.5, 0.1, "x", float("nan"), float("inf")]))
+    assert chances == [0, -0.5, *[-1e5] * 4]
 
 
 HOSTILE = {  # what a server sends → what is not asked, or fails
