@@ -40,11 +40,11 @@ def read_number(text: str) -> float:
     return number
 
 
-def read_count(text: str) -> float:
-    """Return a text as a finite number that is not negative. Raises ValueError for other texts."""
+def read_count(text: str, most: float = math.inf) -> float:
+    """Return a text as a finite number from 0 to ``most``. Raises ValueError for other texts."""
     number = read_number(text)
-    if number < 0:
-        raise ValueError(f"{text[:_DIGITS]} counts nothing")
+    if not 0 <= number <= most:
+        raise ValueError(f"{number} is not from 0 to {most}")
     return number
 
 

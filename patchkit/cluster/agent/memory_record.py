@@ -21,6 +21,7 @@ STAYS_DOWN = "it stays down: "
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOST = 4096  # bytes of a file
+_MOST_GIB = 1 << 20  # of a node's memory
 _LONGEST = 600  # characters of a text
 _FIGURES = re.compile(r"(\d{9,11}) (\d{1,9})( ended)?\n")
 
@@ -58,7 +59,7 @@ def parse_stop(text: str) -> MemoryStop | None:
             start=_clean(fields["start"]),
             time=read_count(fields["time"]),
             text=_clean(fields["text"]),
-            missing=read_count(fields["missing"]),
+            missing=read_count(fields["missing"], _MOST_GIB),
             after=_clean(fields["after"]),
         )
     return None

@@ -59,7 +59,8 @@ class Process:
 def read_processes() -> Iterator[Process]:
     """Yield all processes of this machine."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process ended
+        # It ended, even while it was read.
+        with suppress(OSError, ValueError, IndexError):
             with (folder / "stat").open("rb", buffering=0) as file:
                 text = file.read(mmap.PAGESIZE)
                 user = os.fstat(file.fileno()).st_uid
