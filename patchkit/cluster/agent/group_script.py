@@ -42,7 +42,7 @@ from patchkit.cluster.agent.memory_record import (
     write_stop,
 )
 from patchkit.cluster.agent.processes import run_tool, strangers
-from patchkit.foreign import whole_number
+from patchkit.foreign import read_count, whole_number
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, usable_key
 
 Settings = dict[str, Any]  # the content of group.json, or of its entry for one worker
@@ -240,6 +240,13 @@ def keep_cache(settings: Settings, missing: float) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def read_missing() -> float:
+    """Return the GiB by which this start's cache is smaller than planned."""
+    with suppress(ValueError):
+        return read_count(os.environ.get(MISSING, ""))
+    return 0.0
 
 
 def spread(settings: Settings, settled: str = _SETTLED) -> None:
@@ -506,7 +513,7 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
     link says that its rank cannot start.
     """
     last_reason = ""
-    missing = os.environ.get(MISSING, "0")
+    missing = read_missing()
     while True:
         link = subprocess.Popen(
             worker_words(worker, settings, "group.py hold", missing),

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchkit.cluster.agent.group_script import (
-    MISSING,
     Settings,
     main,
     notify,
+    read_missing,
     say,
 )
 from patchkit.cluster.agent.memory_record import (
@@ -160,8 +160,9 @@ class MemoryGuard:
         self.name: str = settings["name"]
         self.floor: float = settings["floor"] * _GIB
         self.mark = 2 * self.floor
-        missing = float(os.environ.get(MISSING, "0"))
-        self.needs = max((settings["needs"] - missing) * _GIB, self.mark)
+        # A cache that is smaller in bytes leaves the share that vLLM wants free.
+        needs = max(settings["needs"] - read_missing(), settings["share"])
+        self.needs = max(needs * _GIB, self.mark)
         self.ended = False
         self._waits = True
         self._wait_ends = time.monotonic() + _LONGEST_WAIT
@@ -228,7 +229,8 @@ class MemoryGuard:
         # A little more ends the warning, so that it is not said again and again.
         mark = self.mark * (1.1 if self._status else 1)
         is_low = self._waits or memory.left < mark
-        if now - self._noted_at >= (_SECOND if is_low else _SELDOM):
+        is_often = is_low and not self._waits
+        if now - self._noted_at >= (_SECOND if is_often else _SELDOM):
             self._noted_at = now
             self.look_at_processes(memory)
             self._note_figures(memory.left)
@@ -242,13 +244,17 @@ class MemoryGuard:
 
         Until then systemd holds it back. A rank that runs, beside a new guard, has its memory.
         """
-        is_short = memory.left < self.needs
-        is_early = time.monotonic() < self._wait_ends
         members = [group.read_members() for group in self._groups.values()]
-        self._waits = is_short and is_early and not any(members)
-        if not self._waits:
-            self._writer.submit(notify, "READY=1")
-            self._noted_at = 0.0
+        is_short = memory.left < self.needs and not any(members)
+        self._waits = is_short and time.monotonic() < self._wait_ends
+        if self._waits:
+            return
+
+        if is_short:
+            self._writer.submit(say, "the rank starts without the memory that it needs")
+        self._writer.submit(notify, "READY=1\nSTATUS=")
+        self._status = ""
+        self._noted_at = 0.0
 
     def read_memory(self) -> MemoryLeft:
         """Return the memory of this machine now."""
@@ -334,9 +340,9 @@ class MemoryGuard:
     def _describe_wait(self, memory: MemoryLeft) -> str:
         total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 10
         subject, size = most_grown(ProcessSizes(0.0, total, []), self._looks[-1])
-        text = f"the start waits for memory: {memory.left / _GIB:.1f} GiB are left"
-        text += f", {self.needs / _GIB:.1f} needed"
-        return f"{text}; {subject} has {size / _GIB:.1f}"
+        text = f"the start waits for memory: {memory.left // _GIB} GiB are left"
+        text += f", {-(-self.needs // _GIB):.0f} needed"
+        return f"{text}; {subject} has {size // _GIB}"
 
     def _note_status(self, memory: MemoryLeft | None) -> None:
         """Tell systemd how little memory is left, and the journal once; None for enough."""
@@ -411,7 +417,7 @@ def most_grown(before: ProcessSizes, now: ProcessSizes) -> tuple[str, int]:
     memory that belongs to no process.
     """
     growth = collections.Counter[int]()
-    programs = collections.Counter[tuple[str, int]]()
+    programs = collections.Counter({("", 0): 0})
     for sign, look in ((-1, before), (1, now)):
         for process in look.processes:
             growth[process.pid] += sign * process.size

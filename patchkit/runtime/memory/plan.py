@@ -142,7 +142,7 @@ class MemoryPlan:
         The share does not count where the size of the cache is given.
         """
         rest = self.total_gib - sum(row.gib for row in self.outside)
-        return rest if self.given_gib else min(self.total_gib * self.share, rest)
+        return rest if self.given_gib else min(self.share_gib, rest)
 
     @property
     def cache_gib(self) -> float:
@@ -161,8 +161,12 @@ class MemoryPlan:
 
         vLLM does not start unless its whole share is free, whatever the size of the cache.
         """
-        share = self.total_gib * self.share
-        return max(self._start_gib + self.cache_gib, share)
+        return max(self._start_gib + self.cache_gib, self.share_gib)
+
+    @property
+    def share_gib(self) -> float:
+        """Return the share of the memory that is vLLM's."""
+        return self.total_gib * self.share
 
     @property
     def start_gib(self) -> float:

@@ -67,7 +67,9 @@ def rank_in(group, *words):
 
 def guard_with(floor, *groups, **settings):
     names = {"name": "x", "unit": "x.service", "id": "abc"}
-    guard = MemoryGuard({**names, "floor": floor, "needs": 0.0, **settings})
+    guard = MemoryGuard(
+        {**names, "floor": floor, "needs": 0.0, "share": 0.0, **settings}
+    )
     guard._paths.update(groups)
     return guard
 
@@ -184,7 +186,7 @@ def test_growth_is_of_a_program_or_of_no_process(soon, now, text):
     assert describe_growth(looks, look(41.0, *now)).startswith(text)
 
 
-def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch):
+def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, capsys):
     """systemd starts it once the guard is ready; beside a rank that runs, the guard is at once."""
     told = []
     monkeypatch.setattr(memory_script, "notify", told.append)
@@ -196,23 +198,34 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch):
         guard._writer.shutdown()
         return guard, told[:]
 
-    assert tell(needs=0.01)[1] == ["READY=1"]
+    started = ["READY=1\nSTATUS="]
+    assert tell(needs=0.01)[1] == started
     guard, (waits,) = tell(needs=EVERYTHING)
     assert waits.startswith("STATUS=the start waits for memory: ")
-    assert re.search(r" GiB are left, 1048576\.0 needed; .+ has (?!0\.0)\d", waits)
+    assert re.search(r" \d+ GiB are left, 1048576 needed; .+ has \d+$", waits)
 
     guard._writer = memory_script.ThreadPoolExecutor(1)
     guard._wait_ends = 0.0
     guard.look()
     guard._writer.shutdown()
-    assert told[1:] == ["READY=1", "STATUS="]
+    assert told[1:] == started
+    assert "starts without the memory that it needs" in capsys.readouterr().out
+
+    # Little memory of a rank that runs is another line of the journal.
+    guard._writer = memory_script.ThreadPoolExecutor(1)
+    guard.mark = EVERYTHING * GIB
+    guard._noted_at = 0.0
+    guard.look()
+    guard._writer.shutdown()
+    assert "little memory: " in capsys.readouterr().out
 
     # What the next start takes less, it need not wait for.
     monkeypatch.setenv("PATCHKIT_MISSING", str(EVERYTHING - 0.01))
-    assert tell(needs=EVERYTHING)[1] == ["READY=1"]
-    monkeypatch.delenv("PATCHKIT_MISSING")
+    assert tell(needs=EVERYTHING)[1] == started
+    assert tell(needs=EVERYTHING, share=EVERYTHING)[1] != started
+    monkeypatch.setenv("PATCHKIT_MISSING", "")
     with rank_in(group, "sleep", "99") as rank:
-        assert tell(needs=EVERYTHING)[1] == ["READY=1"]
+        assert tell(needs=EVERYTHING)[1] == started
         rank.kill()
 
 
@@ -285,6 +298,7 @@ def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
         json.dumps(STOP)[:-9],  # the guard was killed while it wrote
         json.dumps({**STOP, "time": float("nan")}),
         json.dumps({**STOP, "missing": -1}),
+        json.dumps({**STOP, "missing": 1e305}),
         json.dumps({**STOP, "time": ["b"]}),
         "[" * 4000,
         "[]",
