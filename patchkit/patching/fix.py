@@ -223,6 +223,7 @@ class About:
     needs: tuple[Need, ...]
     upstream: str
     evidence: tuple[Evidence, ...] = ()
+    examples: tuple[Example, ...] = ()
     layer: Layer = "python"  # or "build": only trees that are compiled
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
     requires: Texts = ()
@@ -243,7 +244,6 @@ class Fix(About):
     id: str = ""
     look: Look
     prove: Proof | None = None
-    examples: tuple[Example, ...] = ()
 
     def __post_init__(self) -> None:
         record(list[Layer], [self.layer])  # raises RecordError

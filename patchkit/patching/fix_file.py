@@ -1,6 +1,6 @@
 """Load the fixes of a recipe: ``fixes.toml`` says what each is about, a module has its code.
 
-A module has ``look`` and ``EXAMPLES``, and may have ``prove`` and further ``EVIDENCE``. One that
+A module has ``look``, and may have ``prove`` and further ``EVIDENCE`` and ``EXAMPLES``. One that
 ``fixes.toml`` does not name has a whole ``FIX``.
 """
 
@@ -61,12 +61,12 @@ def _load_fix(home: Path, name: str, about: About | None) -> Fix:
 
         fields = plain_fields(about)
         fields["evidence"] = (*getattr(module, "EVIDENCE", ()), *about.evidence)
+        fields["examples"] += getattr(module, "EXAMPLES", ())
         return Fix(
             **fields,
             id=name,
             look=module.look,
             prove=getattr(module, "prove", None),
-            examples=module.EXAMPLES,
         )
     except (OSError, MemoryError):
         raise

@@ -1,7 +1,6 @@
 """As many compilers at once as memory holds, where ninja starts one for each core and two more."""
 
 from functools import partial
-from textwrap import indent
 from types import SimpleNamespace
 
 from patchkit.recipes import kit
@@ -195,13 +194,3 @@ def _jobs_told(tree: kit.SourceTree, machine: str) -> str:
     ninja_file = SimpleNamespace(read_text=lambda: modules, resolve=str)
     run_ninja(kit.Anything(), ninja_file, verbose=True)
     return " ".join(words[7:]) or "none"
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.7.2.post1",
-        _PATH,
-        f"{_DEF}ninja_file):\n{indent(_BEFORE, '    ')}",
-        f"{_FUNCTION}{_DEF}ninja_file):\n{indent(_AFTER, '    ')}",
-    ),
-)

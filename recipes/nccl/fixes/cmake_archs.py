@@ -57,16 +57,3 @@ def prove(case: kit.Case) -> str:
             f"CMake would build {after or 'nothing'}, and {users} where the user asks for {_USERS}"
         )
     return f"CMake builds {after}, where it built {before}"
-
-
-_PROJECT = "project(NCCL VERSION 2.29.7\n        LANGUAGES CUDA CXX C)\n"
-
-EXAMPLES = (
-    kit.Example(
-        "2.29.7",
-        kit.ROOT_FILE,
-        f"cmake_minimum_required(VERSION 3.25)\n\n{_PROJECT}",
-        "cmake_minimum_required(VERSION 3.25)\n\n"
-        f"{_BLOCK.format(arch='121-real')}{_PROJECT}",
-    ),
-)

@@ -68,15 +68,3 @@ def prove(case: kit.Case) -> str:
     if {kit.gencodes(by_environment), kit.gencodes(by_argument)} != {(_USERS,)}:
         raise kit.ProofError("the user's NVCC_GENCODE would not decide any more")
     return f"make gives nvcc {wanted}, where it gave {len(before)} others"
-
-
-EXAMPLES = (
-    kit.Example(
-        "2.30.7",
-        kit.COMMON_MK,
-        f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
-        f"{_ANCHOR}{_MARK}"
-        + _BLOCK.format(gencode="-gencode=arch=compute_121,code=sm_121")
-        + "NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
-    ),
-)

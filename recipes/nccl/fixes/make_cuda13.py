@@ -1,7 +1,5 @@
 """The C++ standard and the headers that CUDA 13 needs, in the makefiles of before it."""
 
-from functools import reduce
-
 from patchkit.recipes.nccl import kit
 
 _STANDARD = """\
@@ -58,22 +56,3 @@ def prove(case: kit.Case) -> str:
     if standards != [["-std=c++17"], ["-std=c++11"]]:
         raise kit.ProofError(f"{kit.COMMON_MK}: nvcc would be given {standards}")
     return "make gives nvcc 13 -std=c++17, and nvcc 12 -std=c++11 as before"
-
-
-_BEFORE = (
-    f"{_FLAGS} -fPIC \\\n"
-    f"              -Wall {_HOST.format('-std=c++11')} \\\n"
-    f"{_INCLUDES.format('')}"
-    "              $(CXXFLAGS)\n"
-    f"{_DEVICE.format('-std=c++11')}\n"
-)
-_AFTER = reduce(lambda text, swap: text.replace(*swap), _SWAPS, _BEFORE)
-
-EXAMPLES = (
-    kit.Example(
-        "2.26.2",
-        kit.COMMON_MK,
-        _BEFORE,
-        _AFTER,
-    ),
-)

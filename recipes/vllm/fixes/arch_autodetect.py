@@ -54,13 +54,3 @@ def prove(case: kit.Case) -> str:
             hint="set TORCH_CUDA_ARCH_LIST and please report this",
         )
     return f"auto-detection leads to {';'.join(archs)}"
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        _PATH,
-        f"{_FUNCTION}OUT FLAGS)\n{_BEFORE.format(_REGEXES[1])}endfunction()\n",
-        f"{_FUNCTION}OUT FLAGS)\n{_AFTER.format(_REGEXES[1])}endfunction()\n",
-    ),
-)

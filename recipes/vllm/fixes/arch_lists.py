@@ -246,20 +246,3 @@ def _is_marlin(group: kit.Group, request: kit.Request) -> bool:
     """Check whether marlin_sass builds a group; a family build leaves some kernels to PTX."""
     is_left_to_ptx = request.arch == "family" and "OTHER" in group.variable
     return "MARLIN" in group.variable and not is_left_to_ptx
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _ROOT,
-        "if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
-        '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0")\n'
-        'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
-        "if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
-        '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0;12.1a")\n'
-        'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
-        beside={
-            _UTILS: 'if(_arch MATCHES "a$")\nelseif(_arch MATCHES "f$")\nendif()\n',
-        },
-    ),
-)

@@ -44,13 +44,3 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         now=f"{path}: tiles are visited in the default order",
         done=f"{path}: tiles are grouped if the weight exceeds the L2",
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.29.0",
-        _PATHS[0],
-        f"{_FUNCTION}) {{\n{_BEFORE}}}\n",
-        f"{_FUNCTION}) {{\n{_AFTER}}}\n",
-    ),
-)

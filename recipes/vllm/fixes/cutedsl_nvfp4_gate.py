@@ -60,14 +60,3 @@ def _choose(devices: tuple[int, ...], code: kit.Code) -> str:
         "get_current_vllm_config"
     ]().kernel_config.linear_backend = "flashinfer_cutedsl"
     return kit.nvfp4_linear(code)
-
-
-_EXAMPLE = f"class {_CLASS}:\n    def is_supported():\n        return "
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _PATH,
-        f"{_EXAMPLE}{_BEFORE}\n",
-        f"{_ASKED}\n\n{_EXAMPLE}{_AFTER}\n",
-    ),
-)

@@ -1,7 +1,5 @@
 """DeepGEMM, switched on for SM12x one release before it can run there."""
 
-from textwrap import indent
-
 from packaging.version import Version
 
 from patchkit.recipes.vllm import kit
@@ -76,26 +74,3 @@ def prove(case: kit.Case) -> str:
         wanted=False,
         changed=kit.SM12X if _lacks_sm12x(case.stock) else kit.GB10,
     )
-
-
-def _method(body: str) -> str:
-    head = "class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n"
-    return head + indent(body, " " * 8)
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.24.0",
-        _PATH,
-        _method(_BEFORE),
-        _method(_AFTER_OLD_PIN),
-        beside={_PIN_FILE: f"GIT_TAG {_PIN_WITHOUT_SM12X}\n"},
-    ),
-    kit.Example(
-        "0.25.1",
-        _PATH,
-        _method(_BEFORE),
-        _method(_AFTER),
-        beside={_PIN_FILE: "GIT_TAG a6b593d2826719dcf4892609af7b84ee23aaf32a\n"},
-    ),
-)

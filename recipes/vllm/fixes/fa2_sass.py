@@ -40,13 +40,3 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         now=f"{_PATH}: {kit.FA2} is PTX for 8.0",
         done=f"{_PATH}: {kit.FA2} is machine code for what is built for",
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _PATH,
-        _READ,
-        _READ_AND_BUILT,
-    ),
-)

@@ -97,23 +97,3 @@ def _extensions(tree: kit.SourceTree) -> dict[str, object]:
         if isinstance(node, ast.If) and "ext_modules.append" in ast.unparse(node):
             kit.execute(compile(ast.Module([node], []), _PATH, "exec"), space)
     return dict.fromkeys(listed)
-
-
-_SETUP = """\
-if _is_cuda():
-    ext_modules.append(CMakeExtension(name="vllm.vllm_flash_attn._vllm_fa2_C"))
-    if USE_PRECOMPILED_EXTENSIONS or (
-        CUDA_HOME and get_nvcc_cuda_version() >= Version("12.3")
-    ):
-        # FA3 requires CUDA 12.3 or later
-        {}
-"""
-
-EXAMPLES = (
-    kit.Example(
-        "0.25.1",
-        _PATH,
-        _SETUP.format(_BEFORE),
-        _SETUP.format(_AFTER),
-    ),
-)

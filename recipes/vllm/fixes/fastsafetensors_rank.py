@@ -84,15 +84,3 @@ def _loaded(
     code = kit.Code(tree, names)
     assert list(code.get(_PATH, _SCOPE)(files, False)) == []
     return rounds
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.16.0",
-        _PATH,
-        f"def {_SCOPE}(hf_weights_files):\n    {_BEFORE}\n    return device\n",
-        f"def {_SCOPE}(hf_weights_files):\n"
-        + "".join(f"    {line}\n" for line in _AFTER.splitlines())
-        + "    return device\n",
-    ),
-)

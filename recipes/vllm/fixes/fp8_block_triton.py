@@ -1,7 +1,5 @@
 """Block-scaled FP8 linear layers on Triton."""
 
-from textwrap import indent
-
 from patchkit.recipes.vllm import kit
 
 _OLD = "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
@@ -75,21 +73,3 @@ def prove(case: kit.Case) -> str:
         if _OLD_CLASS in case.stock.read(_OLD)
         else "TritonFp8BlockScaledMMKernel",
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        _OLD,
-        f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
-        f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
-        f"{indent(_OLD_AFTER, ' ' * 8)}",
-    ),
-    kit.Example(
-        "0.25.1",
-        _PATH,
-        f"def {_SCOPE}():\n    return {_BEFORE}\n",
-        f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
-        beside={_OLD: "# the operator is gone\n"},
-    ),
-)

@@ -77,13 +77,3 @@ def _decide_backend(code: kit.Code) -> object:
     gate = SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90)
     code.put(_PATH, "ops", gate)
     return code.get(_PATH, _SCOPE)()
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        _PATH,
-        _BEFORE,
-        _AFTER,
-    ),
-)

@@ -84,21 +84,3 @@ def prove(case: kit.Case) -> str:
         for scales, kernel in kernels.items()
     ]
     return "; ".join(kit.prove_decisions(case, decisions))
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.14.1",
-        _OLD,
-        "class Fp8LinearOp:\n    def __init__(self):\n        "
-        f"self.cutlass = {_OLD_BEFORE}\n",
-        f"{_OLD_HELPER}\n\nclass Fp8LinearOp:\n    def __init__(self):\n        "
-        f"self.cutlass = {_OLD_AFTER}\n",
-    ),
-    kit.Example(
-        "0.25.1",
-        kit.REGISTRIES[0],
-        f"def {_SCOPE}():\n    return {_BEFORE}\n",
-        f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
-    ),
-)

@@ -1,7 +1,6 @@
 """Prefill of gated delta nets (Qwen3.5 and later) by FlashInfer on SM12x."""
 
 from functools import partial
-from textwrap import indent
 from types import SimpleNamespace
 
 from patchkit.recipes.vllm import kit
@@ -54,13 +53,3 @@ def _resolve(head: int, cuda: int, code: kit.Code) -> list[str]:
         config = SimpleNamespace(additional_config=request, model_config=model)
         backends.append(code.get(_PATH, _SCOPE)(config)[1])
     return backends
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.28.0",
-        _PATH,
-        f"def {_SCOPE}():\n{indent(_BEFORE, '    ')}",
-        f"def {_SCOPE}():\n{indent(_AFTER, '    ')}",
-    ),
-)

@@ -177,24 +177,3 @@ def dispatched(
         if all(_COMPARE[sign](version, int(n)) for sign, n in comparisons):
             return str(function)
     return ""
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _CMAKE,
-        _LIST,
-        _LIST_WITH_SM12X,
-        beside={
-            _GUARDS[0]: f"{_STRUCT} : Kernel {{\n  #if {_WIDER}\n  #endif\n}};\n",
-            f"{_CUTLASS[0]}/{_ENTRY}": "void cutlass_scaled_mm_azp() {\n}\n",
-            f"{_CUTLASS[0]}/scaled_mm_c2x.cu": _USING_AND_ARCHS
-            + "".join(
-                f"void {name}(Tensor& out) {{\n"
-                + _LEFT_OUT.format(check="TORCH_CHECK", name=name)
-                + "#endif\n}\n"
-                for name in _NOT_REACHED
-            ),
-        },
-    ),
-)

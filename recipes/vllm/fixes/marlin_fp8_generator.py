@@ -60,13 +60,3 @@ def _supports_fp8(tree: kit.SourceTree, path: str, archs: str) -> bool:
     names: dict[str, object] = {"sys": SimpleNamespace(argv=[path, archs])}
     kit.execute(compile(ast.Module([*body, statement], []), path, "exec"), names)
     return bool(names[_FLAG])
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        "csrc/quantization/marlin/generate_kernels.py",
-        f"{_FLAG} = False\nfor arch in archs:\n    {_BEFORE}\n        {_FLAG} = True\n",
-        f"{_FLAG} = False\nfor arch in archs:\n    {_AFTER}\n        {_FLAG} = True\n",
-    ),
-)

@@ -41,13 +41,3 @@ def _is_marlin(entry: kit.ArchList, request: kit.Request) -> bool:
         return False
     has_ptx = any(item.endswith("+PTX") for item in entry.items)
     return has_ptx and "MARLIN" in entry.variable
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        _PATH,
-        'cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX" "${CUDA_ARCHS}")\n',
-        'cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX;12.1a" "${CUDA_ARCHS}")\n',
-    ),
-)

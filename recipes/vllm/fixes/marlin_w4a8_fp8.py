@@ -55,13 +55,3 @@ def _decide_backend(code: kit.Code) -> object:
     code.put(_PYTHON, "QuantFP8", kit.Anything())
     code.get(_PYTHON, _SCOPE)("")  # raises ValueError where it refuses
     return "allowed"
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        _PYTHON,
-        f"def {_SCOPE}(prefix):\n    return {_CAPABILITY}\n",
-        f"def {_SCOPE}(prefix):\n    return {_CAPABILITIES}\n",
-    ),
-)

@@ -48,13 +48,3 @@ def _decide_backend(code: kit.Code) -> object:
     code.put(_PATH, "has_triton_kernels", lambda: True)
     code.put(_PATH, "is_torch_equal_or_newer", lambda _version: True)
     return code.get(_PATH, _SCOPE)(False).name
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.11.2",
-        _PATH,
-        f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",
-        f"{_HELPER}\n\ndef {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
-    ),
-)

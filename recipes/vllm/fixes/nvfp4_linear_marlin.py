@@ -1,7 +1,6 @@
 """NVFP4 linear layers on Marlin: 4-bit weights, 16-bit activations."""
 
 from functools import partial
-from textwrap import indent
 
 from patchkit.recipes.vllm import kit
 
@@ -149,19 +148,3 @@ def prove(case: kit.Case) -> str:
             kit.Decision(what, kit.nvfp4_scheme, wanted="CompressedTensorsW4A16Fp4")
         )
     return "; ".join(kit.prove_decisions(case, decisions))
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.25.1",
-        kit.REGISTRIES[0],
-        f"def {_INIT}():\n    return {_BEFORE}\n",
-        f"{_FIRST}\n\ndef {_INIT}():\n    return {_AFTER}\n",
-    ),
-    kit.Example(
-        "0.19.1",
-        _SELECT[0],
-        f"def {_SELECT[1]}():\n{indent(_SELECT[2], '    ')}",
-        f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[3], '    ')}",
-    ),
-)

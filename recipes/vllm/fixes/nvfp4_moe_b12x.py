@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from patchkit.recipes.vllm import kit
 
 _EXPERTS = "vllm/model_executor/layers/fused_moe/b12x.py"
-_SCOPE = "select_nvfp4_moe_backend"
 _BEFORE = "        NvFp4MoeBackend.MARLIN,\n        NvFp4MoeBackend.HUMMING,\n"
 _AFTER = f"        NvFp4MoeBackend.B12X,\n{_BEFORE}"
 
@@ -43,13 +42,3 @@ def _decide(is_installed: bool, is_weight_only: bool, code: kit.Code) -> str:
     package = SimpleNamespace(is_supported=lambda: True) if is_installed else None
     code.put(_EXPERTS, "get_b12x_fused_moe", lambda: package)
     return kit.nvfp4_moe(code, is_weight_only=is_weight_only)
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        kit.NVFP4_MOE,
-        f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_BEFORE}    ]\n",
-        f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_AFTER}    ]\n",
-    ),
-)

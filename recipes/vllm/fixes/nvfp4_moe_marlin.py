@@ -1,7 +1,5 @@
 """NVFP4 mixture-of-experts layers on Marlin: 4-bit weights, 16-bit activations."""
 
-from textwrap import indent
-
 from patchkit.recipes.vllm import kit
 
 _ORACLE = "select_nvfp4_moe_backend"
@@ -127,20 +125,3 @@ def prove(case: kit.Case) -> str:
         wanted="MARLIN",
         changed=kit.SM12X if all_sm12x else kit.GB10,
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.11.2",
-        _OLD,
-        f"def {_OLD_SCOPE}():\n{indent(next(iter(_DETECTED)), '    ')}",
-        f"def {_OLD_SCOPE}():\n{indent(_detected(next(iter(_DETECTED))), '    ')}",
-    ),
-    kit.Example(
-        "0.25.1",
-        kit.NVFP4_MOE,
-        f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
-        f"AVAILABLE_BACKENDS = []\n\n\n{_FIRST}\n\ndef {_ORACLE}():\n"
-        f"{indent(_FORMAT_AFTER, '    ')}",
-    ),
-)

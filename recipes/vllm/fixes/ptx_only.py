@@ -101,16 +101,3 @@ def _wrong(group: kit.Group, what: str) -> kit.ProofError:
         why="the CMake files were edited by hand, or upstream changed the macro",
         hint="`patchkit archs` shows every group, stock beside patched",
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _PATH,
-        f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_BEFORE}  endforeach()\n"
-        "endmacro()\n",
-        f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_AFTER}  endforeach()\n"
-        "endmacro()\n",
-        beside={_FLASH: _READ_AND_FILTERED},
-    ),
-)

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext, suppress
 from functools import partial
-from textwrap import indent
 from types import SimpleNamespace
 
 from patchkit.recipes.vllm import kit
@@ -122,18 +121,3 @@ def _read(
     with suppress(TimeoutError):
         next(queue.acquire_read(timeout_s, timeout_s is None))
     return [time // 1000 for time in (ring.spun, ring.slept, ring.now)]
-
-
-_EXAMPLE = (
-    "class SpinCondition:\n    def __init__(\n        self,\n{}    ): ...\n\n"
-    "    def wait(self, timeout_ms=None):\n{}\n"
-)
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _RING,
-        _EXAMPLE.format(_SECOND, indent(_SLEEP, " " * 8)),
-        _EXAMPLE.format(_SET, indent(_SLEEP_BRIEFLY, " " * 8)),
-        beside={_ENVS: f"{_SETTING}{_NEIGHBOUR}{_IGNORED_TOO}"},
-    ),
-)

@@ -29,16 +29,3 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         now=f"{where}: SM100 lists names SM12x",
         done=f"{where}: SM100 lists does not name SM12x",
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.11.1",
-        _PATH,
-        'cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f;12.0f" "${CUDA_ARCHS}")\n'
-        'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
-        'cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f" "${CUDA_ARCHS}")\n'
-        'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
-        arch="family",
-    ),
-)

@@ -28,18 +28,3 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         now=f"{path}: stops {kit.places(users)} on 12.1",
         done=f"{path}: lets {kit.places(users)} run on any SM12x",
     )
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.19.1",
-        _PATHS[0],
-        "template <typename Kernel>\nstruct enable_sm120_only : Kernel {\n"
-        "  #if __CUDA_ARCH__ == 1200\n  #endif\n};\n",
-        "template <typename Kernel>\nstruct enable_sm120_only : Kernel {\n"
-        "  #if __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300\n  #endif\n};\n",
-        beside={
-            "csrc/x/c3x/scaled_mm.cuh": "using GemmKernel = enable_sm120_only<Kernel>;\n"
-        },
-    ),
-)

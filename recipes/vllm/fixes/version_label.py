@@ -77,14 +77,3 @@ def prove(case: kit.Case) -> str:
         ):
             return f"the build is called {label}"
     raise kit.ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
-
-
-EXAMPLES = (
-    kit.Example(
-        "0.33.0",
-        _PATH,
-        f"def {_SCOPE}():\n    return {_BEFORE}\n",
-        f"def {_SCOPE}():\n    return "
-        f'os.getenv("{_VARIABLE}", "0.33.0+cu130.gb10.p8c1d0fb4")\n',
-    ),
-)
