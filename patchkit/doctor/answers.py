@@ -6,9 +6,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start
+from patchkit.cluster.agent.group_script import NOT_HERE
 from patchkit.cluster.openai.model_answers import ModelAnswers, Reply
 from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.frozen import Texts, Values, frozen
@@ -22,6 +23,7 @@ _WORST = 700.0  # nats a token: a float holds no larger perplexity
 _CERTAIN = 1e-6  # the least chance of another token
 _MADE_HERE = "/patchkit/venvs/"  # environments of `patchkit cluster install`
 _FAILED = 500  # statuses of HTTP from here on are the server's fault
+_CHATS = {"chat", "tool"}
 _SUMMED = (Level.ERROR, Level.OK)
 _Judged = Iterator[tuple[str, Mapping[str, object]]]
 
@@ -298,9 +300,20 @@ def _judge_refusals(case: AnswerCase) -> _Judged:
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     for reply in case.answers.replies:
         if reply.refusal and (reply.about, reply.status) != ("tool", 400):
-            is_broken = reply.status >= _FAILED or _BOUNDS.no_numbers in reply.refusal
-            about = "failed" if is_broken else "unasked"
+            about = _kind_of_refusal(reply)
             kinds.setdefault((about, reply.refusal), {})[reply.about] = None
 
+    # A server that fails at chats alone has another fault than a kernel.
+    failing = chain(*(names for (about, _), names in kinds.items() if about == "crash"))
+    crash = "template" if _CHATS.issuperset(failing) else "failed"
     for (about, refusal), names in kinds.items():
-        yield about, {"kind": ", ".join(names), "refusal": refusal}
+        found = about.replace("crash", crash)
+        yield found, {"kind": ", ".join(names), "refusal": refusal}
+
+
+def _kind_of_refusal(reply: Reply) -> str:
+    if _BOUNDS.no_numbers in reply.refusal:
+        return "failed"
+    if reply.status in NOT_HERE:
+        return "unserved"
+    return "crash" if reply.status >= _FAILED else "unasked"

@@ -221,6 +221,31 @@ def test_a_hostile_server(name, monkeypatch, tmp_path):
     assert said in found.what
 
 
+STATUSES = {  # the status, and the questions that have it → the finding
+    (501, ""): (Level.NOTE, "answers-unserved"),
+    (404, "passage"): (Level.NOTE, "answers-unserved"),
+    (400, "chat"): (Level.NOTE, "answers-unserved"),
+    (500, "chat"): (Level.WARNING, "answers-template"),
+    (500, "fact"): (Level.ERROR, "answers-failed"),
+    (401, ""): (Level.UNKNOWN, "answers-unasked"),
+}
+
+
+@pytest.mark.parametrize(("status", "kind"), STATUSES)
+def test_a_refusal_by_its_status(status, kind):
+    healthy = recorded("healthy")
+    replies = [
+        replace(reply, status=status, refusal="no", is_right=False)
+        if kind in reply.about
+        else reply
+        for reply in healthy.replies
+    ]
+    answers = replace(healthy, replies=tuple(replies))
+    findings = answer_findings("spark-1", case(answers))
+    (found,) = (each for each in findings if each.level is not Level.OK)
+    assert (found.level, found.about) == STATUSES[status, kind]
+
+
 def test_a_server_whose_chances_are_no_numbers(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     error = {"error": {"message": "Out of range float values are not JSON compliant"}}
