@@ -15,6 +15,7 @@ from patchkit.doctor.answers import (
     answer_findings,
     choose_former,
     fingerprint,
+    unkept_finding,
 )
 from patchkit.doctor.peers.node_report import unchecked
 from patchkit.errors import PatchkitError
@@ -56,7 +57,10 @@ def check_answers(
     )
     findings = answer_findings(head.destination, case)
     kept = fingerprint(case, findings, time.time())
-    head.call(NoneType, keep_fingerprint, fingerprint=kept)
+    try:
+        head.call(NoneType, keep_fingerprint, fingerprint=kept)
+    except (PatchkitError, OSError) as error:
+        findings.append(unkept_finding(head.destination, error))
     return findings
 
 

@@ -19,6 +19,7 @@ from patchkit.records import RECIPES, read_toml
 _TEXTS = "answers.toml"
 _SHOWN = 60  # characters of a text of the model
 _NEVER = 20.0  # nats a token: another tokenizer
+_HIGH = 1e6  # a perplexity that no vocabulary has
 _WORST = 700.0  # nats a token: a float holds no larger perplexity
 _CERTAIN = 1e-6  # the least chance of another token
 _MADE_HERE = "/patchkit/venvs/"  # environments of `patchkit cluster install`
@@ -89,17 +90,15 @@ class AnswerCase:
     def words(self) -> Mapping[str, object]:
         """Return the words that all findings may use."""
         chances = self.chances
-        parts = [
-            f"{name} {_perplexity([values]):.1f}" for name, values in chances.items()
-        ]
+        parts = [f"{name} {_figure([values], 1)}" for name, values in chances.items()]
         before = ""
         if self.former:
-            before = f"{_perplexity(self.former.logprobs.values()):.2f} → "
+            before = f"{_figure(self.former.logprobs.values(), 2)} → "
 
         facts = len(self.replies("fact"))
         known = facts - len(self.wrong("fact"))
         return {
-            "perplexity": f"{before}{_perplexity(chances.values()):.2f}",
+            "perplexity": f"{before}{_figure(chances.values(), 2)}",
             "parts": ", ".join(parts),
             "facts": f"{known} of {facts} facts",
             "back_ends": f"the log names {find_back_ends(self.log)}",
@@ -115,6 +114,11 @@ def _perplexity(texts: Iterable[Sequence[float]]) -> float:
     return math.exp(min(mean, _WORST))
 
 
+def _figure(texts: Iterable[Sequence[float]], places: int) -> str:
+    figure = _perplexity(texts)
+    return f"{figure:.{places}f}" if figure <= _HIGH else "> 1e6"
+
+
 def find_back_ends(lines: Iterable[str]) -> str:
     """Return in words which back ends a server's log says that it chose."""
     pattern = re.compile("|".join(_BOUNDS.back_ends))
@@ -127,14 +131,15 @@ def fingerprint(
     case: AnswerCase, findings: Sequence[Finding], now: float
 ) -> Fingerprint:
     """Return what is kept of the answers; ``now`` is in seconds since 1970."""
-    levels = [finding.level for finding in findings]
+    levels = {finding.level for finding in findings}
     texts = [finding.what for finding in findings if finding.level in _SUMMED]
+    is_right = levels.intersection(_SUMMED) == {Level.OK}
     return Fingerprint(
         start=case.answers.start,
         time=now,
         logprobs=case.chances,
         summary="".join(texts[:1]),
-        is_right=case.is_complete and Level.ERROR not in levels,
+        is_right=case.is_complete and is_right,
     )
 
 
@@ -173,6 +178,11 @@ def answer_findings(where: str, case: AnswerCase) -> list[Finding]:
     return sorted(findings, key=lambda finding: list(Level).index(finding.level))
 
 
+def unkept_finding(where: str, error: Exception) -> Finding:
+    """Return the finding about answers that could not be kept."""
+    return finding_from_text(_TEXTS, "answers-unkept", where, refusal=error)
+
+
 def _judge(case: AnswerCase) -> _Judged:
     yield from _judge_passages(case)
     yield from _judge_move(case)
@@ -191,12 +201,14 @@ def _judge_passages(case: AnswerCase) -> _Judged:
     knows_little = len(wrong) > _BOUNDS.facts
 
     if figures:
-        knows_nothing = knows_little and len(high) == len(figures)
-        yield "garbage" if knows_nothing else "right", {}
+        guesses = len(high) == len(figures)
+        is_unknown = guesses and len(wrong) == len(case.replies("fact"))
+        about = "doubtful" if is_unknown else "right"
+        yield "garbage" if guesses and knows_little else about, {}
     if knows_little:
         yield "fact", {"wrong": _quote(wrong)}
     for name in high:
-        yield "language", {"language": name, "figure": f"{figures[name]:.0f}"}
+        yield "language", {"language": name, "figure": _figure([case.chances[name]], 0)}
 
 
 def _quote(replies: Iterable[Reply]) -> str:

@@ -45,7 +45,8 @@ def case(answers, former=None, log=()):
 
 
 def kept(answers, **changes):
-    made = fingerprint(case(answers), [], 1.8e9)
+    findings = answer_findings("spark-1", case(answers))
+    made = fingerprint(case(answers), findings, 1.8e9)
     parts = {**made.start.parts, **changes}
     start = replace(made.start, parts=parts, cluster="vllm")
     return replace(made, start=start)
@@ -110,6 +111,27 @@ def test_garbage_names_the_back_ends_and_the_way_back():
         garbage.hint
         == "patchkit cluster install --wheelhouse wheelhouse-0.25.1 && patchkit up tiny"
     )
+
+
+@pytest.mark.parametrize("facts", [0, 2])
+def test_garbage_without_enough_facts_is_no_right_answer(facts):
+    healthy = recorded("healthy")
+    number = 0
+    replies = []
+    for reply in healthy.replies:
+        if reply.about == "fact":
+            number += 1
+            refusal = "no time was left" * (number > facts)
+            reply = replace(reply, is_right=False, refusal=refusal)
+        replies.append(replace(reply, logprobs=(-1e5,) * len(reply.logprobs)))
+
+    garbage = replace(healthy, replies=tuple(replies))
+    findings = answer_findings("spark-1", case(garbage))
+    (doubtful,) = (each for each in findings if each.level is Level.WARNING)
+    assert doubtful.about == "answers-doubtful"
+    assert "perplexity > 1e6 (english > 1e6, " in doubtful.what
+    assert f"; 0 of {facts} facts" in doubtful.what
+    assert not kept(garbage).is_right
 
 
 def test_another_tokenizer_and_changed_flags():
@@ -271,6 +293,18 @@ def test_the_check_asks_judges_and_keeps(monkeypatch, tmp_path):
 
     (silent,) = check_answers(cluster_here(), port=port)
     assert (silent.level, silent.about) == (Level.UNKNOWN, "answers")
+
+
+def test_a_home_that_takes_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".local").write_text("")
+    with ModelServer(models=("tiny",)) as server:
+        port = int(server.url.rpartition(":")[2])
+        findings = check_answers(cluster_here(), port=port)
+    unkept = findings[-1]
+    assert (unkept.level, unkept.about) == (Level.NOTE, "answers-unkept")
+    assert f"{tmp_path}/.local" in unkept.what
+    assert len(findings) > 1
 
 
 def test_fingerprints_are_kept_and_read(monkeypatch, tmp_path):
