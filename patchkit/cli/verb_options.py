@@ -24,6 +24,12 @@ _TYPES: Fields = {
     "role": click.Choice(CHOICES["role"]),
     "quantization": click.Choice(CHOICES["quantization"]),
 }
+# Keys of a row → the function that makes its type.
+_MAKERS: Fields = {
+    "choices": click.Choice,
+    "range": lambda limits: click.IntRange(**limits),
+    "type": _TYPES.__getitem__,
+}
 
 
 def options_of(verb: str) -> Callable[[Verb], Verb]:
@@ -36,11 +42,7 @@ def options_of(verb: str) -> Callable[[Verb], Verb]:
 def _read_option(row: Fields) -> Option:
     settings = {**row}
     words = settings.pop("words")
-    if "choices" in row:
-        settings["type"] = click.Choice(settings.pop("choices"))
-    if "range" in row:
-        settings["type"] = click.IntRange(**settings.pop("range"))
-    if "type" in row:
-        settings["type"] = _TYPES[row["type"]]
+    for key in _MAKERS.keys() & row.keys():
+        settings["type"] = _MAKERS[key](settings.pop(key))
 
     return option(*words, **settings)

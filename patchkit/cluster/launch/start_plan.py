@@ -19,7 +19,7 @@ from patchkit.cluster.launch.ranks import (
     served_model,
 )
 from patchkit.cluster.launch.stop import stop_command
-from patchkit.cluster.launch.survey import IMAGE_DISK_FULL, survey_nodes
+from patchkit.cluster.launch.survey import SURVEY, survey_nodes
 from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command
@@ -28,22 +28,6 @@ from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.memory.plan import SHARE
 from patchkit.units import KIB_PER_GIB
-
-# The findings of survey.toml with which no start is tried.
-_OBSTACLES = (
-    "systemd",
-    "linger",
-    "memlock",
-    "installation",
-    "engine-missing",
-    "engine-refuses",
-    "engine-stopped",
-    "image-missing",
-    "image-silent",
-    IMAGE_DISK_FULL,
-    "image-other",
-    "images",
-)
 
 
 @frozen
@@ -112,7 +96,7 @@ def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
     names = [node.ssh for node in cluster.members]
 
     for finding in survey_nodes(names, facts):
-        if finding.about in _OBSTACLES:
+        if finding.about in SURVEY["obstacles"]:
             what = f"{finding.where}: {finding.what}"
             raise finding.kind(
                 what,

@@ -15,18 +15,12 @@ from patchkit.cluster.net.checks import pair_checks
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import StorageError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
+from patchkit.frozen import Fields
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Host
 
-IMAGE_DISK_FULL = "image-disk-full"
-
 _TEXTS = "survey.toml"
-_SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
-_CORES = "Cortex-X925"  # of GB10's CPU
-_START = ("sudo", "systemctl", "start", "docker")
-# In docker's words: "Cannot connect to the Docker daemon"; from 29 on "failed to connect to the
-# docker API". A user who may not do so is told "permission denied" before that.
-_NO_DAEMON = "connect to the docker"
-_DISK_FULL = "no space left"  # the kernel's words, as engines pass them on
+SURVEY = read_toml(Fields, RECIPES / "doctor" / _TEXTS, key="survey")
 
 
 def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -135,22 +129,12 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
 
     A full disk is an error of the kind StorageError.
     """
-    look: tuple[str, ...] = ("sudo", "apt", "install", "podman")
-    if image.program:
-        look = (image.program, "version")
-    # Takes effect at the next boot.
-    join = ("sudo", "usermod", "-aG", "docker", image.login)
-
-    # Words of the engine → the finding and the command of its cure; the first row that fits.
-    causes = {
-        "permission denied": (image.problem, join),
-        _NO_DAEMON: ("engine-stopped", _START),
-        _DISK_FULL: (IMAGE_DISK_FULL, (image.program, "system", "df")),
-        "": (image.problem, look),
-    }
-
     words = image.said.lower()
-    about, cure = next(cause for text, cause in causes.items() if text in words)
+    cause: Fields = next((row for row in SURVEY["causes"] if row["said"] in words), {})
+    about = cause.get("about", image.problem)
+    run = cause.get("run", finding_texts(_TEXTS)[about].run)
+    cure = [word.format(image=image) for word in run]
+
     finding = finding_from_text(
         _TEXTS,
         about,
@@ -159,9 +143,8 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
         command=ssh_command(name, *cure),
     )
 
-    if about == IMAGE_DISK_FULL:
-        return replace(finding, kind=StorageError)
-    return finding
+    kinds = {"image-disk-full": StorageError}
+    return replace(finding, kind=kinds.get(about, finding.kind))
 
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
@@ -194,8 +177,8 @@ def _describe_missing_gpu(host: Host) -> str:
 
     The product's name or the CPU tells a DGX Spark.
     """
-    is_product = any(part in host.system.product for part in _SPARK)
-    is_spark = is_product or _CORES in host.system.cpu
+    names = f"{host.system.product} {host.system.cpu}"
+    is_spark = any(part in names for part in SURVEY["spark"])
     if host.gpus or not is_spark:
         return ""
     return next((note for note in host.notes if "GPU" in note), "no GPU is found")
