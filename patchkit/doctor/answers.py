@@ -263,9 +263,11 @@ def _judge_sameness(case: AnswerCase) -> _Judged:
     """Judge whether equal questions have equal answers."""
     warm = case.reply("warm")
     steps = case.reply("steps").logprobs[-len(warm.tokens) :]
+    cache, flip = _answer_gaps(case.reply("cold"), warm)
     gaps = {
         "twice": _gap(case.reply("passage").logprobs, case.reply("again").logprobs),
-        "cache": _answer_gap(case.reply("cold"), warm),
+        "cache": cache,
+        "flip": flip,
         "steps": _gap(warm.logprobs, steps),
     }
     for about, gap in gaps.items():
@@ -274,20 +276,20 @@ def _judge_sameness(case: AnswerCase) -> _Judged:
             yield about, {"gap": gap, "bound": bound}
 
 
-def _answer_gap(first: Reply, second: Reply) -> float:
-    """Return how far two answers are apart, in nats, up to their first other token.
+def _answer_gaps(first: Reply, second: Reply) -> tuple[float, float]:
+    """Return how far two answers are apart, in nats a token, up to their first other token.
 
-    That one counts by how certain the first answer was of its own.
+    And how certain the first answer was of its own there: by how many nats more than of all others.
     """
     if len(first.tokens) != len(second.tokens):
-        return _NEVER
+        return _NEVER, _NEVER
     pairs = zip(first.tokens, second.tokens, strict=True)
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    gap = _gap(first.logprobs[:same], second.logprobs[:same])
+    flip = 0.0
     for logprob in first.logprobs[same : same + 1]:
         chance = math.exp(min(logprob, 0.0))
-        gap = max(gap, logprob - math.log(max(1 - chance, _CERTAIN)))
-    return gap
+        flip = logprob - math.log(max(1 - chance, _CERTAIN))
+    return _gap(first.logprobs[:same], second.logprobs[:same]), flip
 
 
 def _judge_words(case: AnswerCase) -> _Judged:

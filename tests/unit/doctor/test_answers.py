@@ -1,6 +1,7 @@
 """Judge the answers of real servers: of a tiny model that e2e/proofs/tiny_model.py trained."""
 
 import json
+import math
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,22 @@ def test_a_refused_passage_is_not_compared():
     for answers, other in ((partial, former), (healthy, kept(partial))):
         findings = answer_findings("spark-1", case(answers, other))
         assert about(findings, Level.ERROR, Level.WARNING) == set()
+
+
+@pytest.mark.parametrize(("chance", "found"), [(0.55, set()), (0.9, {"answers-flip"})])
+def test_a_token_that_the_cache_turns(chance, found):
+    healthy = recorded("healthy")
+    replies = []
+    for reply in healthy.replies:
+        if reply.about == "cold":
+            tokens = (*reply.tokens[:3], "other", *reply.tokens[4:])
+            chances = (*reply.logprobs[:3], math.log(chance), *reply.logprobs[4:])
+            reply = replace(reply, tokens=tokens, logprobs=chances)
+        replies.append(reply)
+
+    turned = replace(healthy, replies=tuple(replies))
+    findings = answer_findings("spark-1", case(turned))
+    assert about(findings, Level.ERROR, Level.WARNING) == found
 
 
 def test_the_former_of_the_same_start_comes_first():
