@@ -27,6 +27,7 @@ from patchkit.source.releases import Bug, RecipeFacts, load_facts, read_lock
 _DECISIVE = (
     "recipe.toml",
     "fixes.toml",
+    "stand_ins.toml",
     "*.csv",
     "*.tsv",
     "*.py",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +28,6 @@ _NVFP4 = f"{_QUANTIZATION}/utils/nvfp4_utils.py"
 _NVFP4_SUPPORT = f"{_QUANTIZATION}/utils/nvfp4_moe_support.py"
 _MODELOPT = f"{_QUANTIZATION}/modelopt.py"
 _COMPRESSED = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
-_OTHER_SCHEMES = (
-    "_is_fp4a16_nvfp4",
-    "_is_mxfp4",
-    "_is_fp8_w4a8_sm90",
-    "_is_wNa16_group_channel",
-)
 _FP8_INIT = "init_fp8_linear_kernel"
 _NVFP4_INIT = "init_nvfp4_linear_kernel"
 _CHOOSE = "choose_scaled_mm_linear_kernel"
@@ -43,38 +39,13 @@ REGISTRIES = (
 )
 NVFP4_MOE = f"{_FUSED_MOE}/oracle/nvfp4.py"
 
-# How weights and activations of a checkpoint are scaled.
-SCALES = {
-    "tensor": ("kFp8StaticTensorSym", "kFp8StaticTensorSym"),
-    "token": ("kFp8StaticChannelSym", "kFp8DynamicTokenSym"),
-    "block": ("kFp8Static128BlockSym", "kFp8Dynamic128Sym"),
-}
-
-# FlashInfer and DeepGEMM come with vLLM's wheels; the libraries in _MISSING are extras.
-_INSTALLED = (
-    "has_deep_gemm",
-    "has_flashinfer",
-    "has_flashinfer_moe",
-    "has_flashinfer_cutedsl",
-    "has_flashinfer_cutlass_fused_moe",
-    "has_flashinfer_trtllm_fused_moe",
-    "has_flashinfer_cutedsl_grouped_gemm_nt_masked",
+_TABLES = tomllib.loads(
+    Path(__file__).with_name("stand_ins.toml").read_text(encoding="utf-8")
 )
-_MISSING = (
-    "has_b12x",
-    "has_flashinfer_b12x_gemm",
-    "has_flashinfer_b12x_moe",
-    "has_hpc",
-    "has_humming",
-    "has_flashinfer_cutedsl_moe_nvfp4",
-)
-
-# What compiled operators of a complete build answer for a capability (``major * 10 + minor``).
-_COMPILED: dict[str, Callable[[int], bool]] = {
-    "cutlass_group_gemm_supported": lambda cc: 90 <= cc < 120,
-    "cutlass_scaled_mm_supports_block_fp8": lambda cc: cc >= 90,
-    "cutlass_scaled_mm_supports_fp4": lambda cc: 100 <= cc < 130,
-    "cutlass_scaled_mm_supports_fp8": lambda cc: cc >= 89,
+SCALES: dict[str, list[str]] = _TABLES["scales"]
+_NAMES = _TABLES["names"]
+_COMPILED = {
+    name: range(*bounds).__contains__ for name, bounds in _TABLES["compiled"].items()
 }
 
 
@@ -133,8 +104,8 @@ def on_device(
     configuration = Off(kernel_config=kernels, model_config=model)
 
     stand_ins: dict[str, object] = {
-        **dict.fromkeys(_INSTALLED, lambda *_args, **_named: True),
-        **dict.fromkeys(_MISSING, lambda *_args, **_named: False),
+        **dict.fromkeys(_NAMES["installed"], lambda *_args, **_named: True),
+        **dict.fromkeys(_NAMES["missing"], lambda *_args, **_named: False),
         "ops": SimpleNamespace(**_COMPILED),
         "cutlass_scaled_mm_supports_fp4": _COMPILED["cutlass_scaled_mm_supports_fp4"],
         "logger": Anything("logger"),
@@ -255,7 +226,7 @@ def nvfp4_scheme(code: Code) -> str:
     config = Off(
         _is_fp4a4_nvfp4=lambda *_quants: True,
         _is_nvfp4_format=lambda *_quants: True,
-        **dict.fromkeys(_OTHER_SCHEMES, lambda *_quants: False),
+        **dict.fromkeys(_NAMES["other_schemes"], lambda *_quants: False),
     )
     return str(choose(config, Off(), Off(), format="nvfp4-pack-quantized"))
 
