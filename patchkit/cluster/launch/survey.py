@@ -149,27 +149,25 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     """Yield a finding for each thing that a node lacks."""
+    note = _describe_missing_gpu(facts.host)
+    limit = _low_memlock(facts)
+    fine = {
+        "gpu": not note,
+        "systemd": facts.systemd,
+        "linger": facts.linger,
+        "memlock": limit is None,
+        "journal": facts.persistent_journal,
+        "rsync": facts.rsync,
+    }
+    fields = {"note": note, "user": facts.user, "mib": (limit or 0) >> 20}
 
-    def lack(about: str, **fields: object) -> Finding:
-        command = ssh_command(name, *finding_texts(_TEXTS)[about].run)
-        return finding_from_text(_TEXTS, about, name, command=command, **fields)
+    for about, is_fine in fine.items():
+        if not is_fine:
+            command = ssh_command(name, *finding_texts(_TEXTS)[about].run)
+            yield finding_from_text(_TEXTS, about, name, command=command, **fields)
 
-    if note := _describe_missing_gpu(facts.host):
-        yield lack("gpu", note=note)
-    if not facts.systemd:
-        yield lack("systemd")
-    if not facts.linger:
-        yield lack("linger", user=facts.user)
     if facts.image and facts.image.problem:
         yield image_finding(name, facts.image)
-
-    limit = _low_memlock(facts)
-    if limit is not None:
-        yield lack("memlock", mib=limit >> 20)
-    if not facts.persistent_journal:
-        yield lack("journal")
-    if not facts.rsync:
-        yield lack("rsync")
 
 
 def _describe_missing_gpu(host: Host) -> str:
