@@ -148,6 +148,26 @@ FIX = kit.Fix(
         load_fixes(home, ["rumor"])
 
 
+def test_a_folder_of_a_user_may_have_a_table_of_fixes(tmp_path):
+    home = tmp_path / "of_yours"
+    files = {
+        "fixes.toml": """\
+[line]
+title = "t"
+symptom = "s"
+why = "w"
+upstream = "u"
+needs = [{ versions = ">=1", severity = "optional", reason = "r" }]
+""",
+        "fixes/line.py": "EXAMPLES = (1,)\ndef look(tree, request): ...\n",
+    }
+    write_files(home, files)
+    (loaded,) = load_fixes(home, ["line"])
+    assert (loaded.id, loaded.title, loaded.prove) == ("line", "t", None)
+    assert loaded.needs[0].severity == "optional"
+    assert loaded.examples == (1,)
+
+
 def test_every_file_holds_the_fix_of_its_name():
     for recipe in load_recipes():
         files = (recipe.home / "fixes").glob("[!_]*.py")
