@@ -253,16 +253,3 @@ def test_the_python_that_a_shell_means(tmp_path):
     environment["VIRTUAL_ENV"] = f"{tmp_path}/gone"
     assert find_python(environment) == f"{tmp_path}/one/bin/python3"
     assert os.access(find_python({"PATH": str(tmp_path)}), os.X_OK)
-
-
-def test_native_tells_the_modules_of_flashinfer(cli, tmp_path):
-    site = tmp_path / "venv/lib/python3.12/site-packages"
-    flashinfer.install(site, "flashinfer-python", "0.6.13", "sampling")
-    flashinfer.install(site, "flashinfer-jit-cache", "0.6.12", "xqa")
-    flashinfer.install(site, "vllm", "0.25.1")
-
-    done = cli("native", tmp_path / "venv", env={"PATH": str(tmp_path)})
-    lines = "\n".join([done.stdout, done.stderr])
-    assert "note FlashInfer has 1 compiled module; what a model lacks" in lines
-    assert "note nvcc is not on PATH" in lines
-    assert "flashinfer-jit-cache is of another version" in lines
