@@ -6,9 +6,10 @@ A symptom has texts as programs print them, with placeholders for the parts that
 
 ``{name}`` stands for one word, whose value is kept under this name, ``{}`` for one word whose
 value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
-the end of a line; write two where programs print a run of blanks, as in a table. Upper and lower
-case are the same. A text has no name twice, and at least five plain
-ASCII characters in a row: grep searches for them.
+the end of a line; write two where programs print a run of blanks, as in a table. ``^`` in front of
+a text is the start of a line, and ``$`` behind it the end of one. Upper and lower case are the
+same. A text has no name twice, and at least five plain ASCII characters in a row: grep searches
+for them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,19 @@ SYMPTOM_FILES = sorted((RECIPES / "symptoms").glob("*.toml"))
 # A half of a run of characters is searched for by itself if it has at least so many characters.
 _RARE = 12
 # grep ignores the case of ASCII letters alone.
-_RUN_END = re.compile(r"\{[a-z_]*\}|\s*\.\.\.\s*|\s\s+|[^\x20-\x7e]+")
+_RUN_END = re.compile(r"\{[a-z_]*\}|\s*\.\.\.\s*|\s\s+|[^\x20-\x7e]+|^\^|\$$")
+_WORD_FIRST = re.compile(r"\{[a-z_]*\}")
 _WORD = r"[^\s]{1,200}?"
-_GAP = r"[\s\S]{0,500}?"
-_PART = re.compile(r"\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)")
+_PART = re.compile(
+    r"\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)"
+    r"|(?P<start>^\^)|(?P<end>\$$)"
+)
+_FIXED_PARTS = {
+    "gap": r"[\s\S]{0,500}?",
+    "blank": r"\s+",
+    "start": r"(?m:^)[ \t]*",
+    "end": r"(?m:$)",
+}
 
 
 @positional
@@ -63,8 +73,12 @@ def text_pattern(text: str) -> TextPattern:
 
     expression += re.escape(text[end:])
 
-    # If the text begins or ends with a letter or digit, a word must begin or end there.
+    # If the text begins or ends with a letter or digit, a word must begin or end there. So must a
+    # leading {name}, which takes very long if it is looked for from each character on.
     begins = r"(?<!\w)" if text[:1].isalnum() else ""
+    if _WORD_FIRST.match(text):
+        begins = r"(?<!\S)"
+
     ends = r"(?!\w)" if text[-1:].isalnum() else ""
     return TextPattern(
         text=text,
@@ -75,11 +89,8 @@ def text_pattern(text: str) -> TextPattern:
 
 
 def _part_expression(part: re.Match[str]) -> str:
-    if part["gap"]:
-        return _GAP
-
-    if part["blank"]:
-        return r"\s+"
+    if part.lastgroup in _FIXED_PARTS:
+        return _FIXED_PARTS[part.lastgroup]
 
     # Nothing follows the last word, so it goes on to the next blank.
     is_last = part.end() == len(part.string)

@@ -1,5 +1,8 @@
 """How texts are found in logs: what varies, what stands before a line, what is hostile."""
 
+from string import ascii_lowercase
+from time import process_time
+
 import pytest
 
 from patchkit.doctor.symptoms.lines import FORMS, LONGEST, log_line
@@ -71,3 +74,12 @@ def test_repeated_lines_are_noted_and_not_kept():
     found = found_in(line % (n, n) for n in range(999))
     assert found.last == {FREE.text: 999}
     assert len(found.hits[FREE.text]) < 10
+
+
+def test_a_long_word_before_an_error_takes_no_time():
+    line = "Error: " + "a." * 4000
+    log = "".join(f"{line}{end}\n" for end in ascii_lowercase).encode()
+    began = process_time()
+    found = found_in([log], [text_pattern("{name}Error: ")])
+    assert not found.hits
+    assert process_time() - began < 2
