@@ -47,13 +47,10 @@ _MOST_LINES = 100_000  # kinds of lines that are looked at
 _MOST_LOOKS = 3  # lines of a kind that are looked at
 _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile("[0-9]+")
-_TRACEBACK = re.compile(r"\s|$|Traceback |The above exc|During handling")
+_HARMLESS = re.compile("|".join(_SEVERE["harmless"]))
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
 _SHOWN = 1000  # characters of a line around a hit
-# 4xx answers a wrong request, so the engine works. Other paths, as /metrics, need no engine.
-_ANSWERED = re.compile(
-    rb'"(?:POST /[^ "\n]{1,200}|GET /health) HTTP/1.1" (?:200|4\d\d)'
-)
+_ANSWERED = [re.compile(form.encode()) for form in FORMS["answered"]]
 
 
 class GrepLine(NamedTuple):
@@ -273,7 +270,7 @@ def _find_hits(
         found_matches = re.finditer(text.expression, joined, text.flags)
         matches += ((text, match) for match in found_matches)
 
-    if line.level in _SEVERE["levels"] and not _TRACEBACK.match(line.text):
+    if line.level in _SEVERE["levels"] and not _HARMLESS.match(line.text):
         yield SEVERE_LINE, Hit(line.number, line.who, line.text, {}, line.level)
 
     wider_matches = [pair for pair in matches if pair[0].text in quoting]
@@ -426,10 +423,9 @@ def _note_answer(
 
     ``number`` is the number of lines before ``lines``.
     """
-    near = max(0, lines.rfind(b' HTTP/1.1" ') - LONGEST)
-    answers = list(_ANSWERED.finditer(lines, near))
-    if answers:
-        place = answers[-1].start()
+    answers = chain.from_iterable(form.finditer(lines) for form in _ANSWERED)
+    place = max((answer.start() for answer in answers), default=-1)
+    if place >= 0:
         begin = lines.rfind(b"\n", 0, place) + 1
         before = lines[begin:place].decode(errors="replace")
         stream = log_line(0, before).stream

@@ -85,7 +85,9 @@ def _stream_life(
     endings: list[str],
 ) -> Life:
     marks = log_words().marks
-    serving = part.first_line_of(marks["serving"])
+    # A part of a log that begins behind the start of a server that answers: it served all along.
+    is_rest = answered > 0 == part.first_line_of(marks["start"])
+    serving = part.first_line_of(marks["serving"]) or int(is_rest)
     if 0 < part.first_line_of(endings) < serving:
         # The server had ended before, so the line about serving is another program's.
         serving = 0

@@ -89,6 +89,43 @@ def test_a_line_that_says_failed_is_never_nothing(line):
     assert not worst(judged(served.encode()), Level.ERROR, Level.WARNING)
 
 
+@pytest.mark.parametrize("line", (LOGS / "harmless-lines.txt").read_text().splitlines())
+def test_a_line_that_only_looks_like_an_error_is_none(line):
+    assert judged(f"{line}\nnext\n".encode()) == []
+
+
+RECOMPUTES = (
+    "(EngineCore pid=9) ERROR 11-22 10:00:00 [a.py:1] load failed, recomputing\n"
+)
+RATE = (
+    "(APIServer pid=1) INFO 11-22 10:00:10 [loggers.py:1] Engine 000: Avg prompt "
+    "throughput: 0.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 1 reqs\n"
+)
+UP = "(APIServer pid=1) INFO:     Application startup complete.\n"
+REQUEST = '(APIServer pid=1) INFO:     10.0.0.9:5 - "POST /v1/completions HTTP/1.1" '
+REFUSED = (
+    "(APIServer pid=1) ERROR 11-22 10:00:00 [a.py:1] Error in preprocessing prompt\n"
+)
+OK_LINE = f"{REQUEST}200 OK\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "errors"),
+    [
+        (UP + RECOMPUTES + RATE.format("27.1"), 0),
+        (UP + RECOMPUTES + RATE.format("0.0"), 1),
+        (OK_LINE + REFUSED + f"{REQUEST}400 Bad Request\n" + OK_LINE, 0),
+        (RECOMPUTES + OK_LINE, 0),
+        (OK_LINE + RECOMPUTES, 1),
+        ("vLLM API server version 0.25.1\n" + RECOMPUTES, 1),
+        (OK_LINE + "vLLM API server version 0.25.1\n" + RECOMPUTES, 1),
+    ],
+)
+def test_an_error_before_an_answer_did_not_end_the_server(log, errors):
+    found = judged(log.encode())
+    assert sum(each.level is Level.ERROR for each in found) == errors
+
+
 def test_a_server_that_ended_and_did_not_begin_anew_serves_no_more():
     """What comes up in the same log without a banner is another program."""
     log = (LOGS / "failing" / "another-program-starts.log").read_bytes()
