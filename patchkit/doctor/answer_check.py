@@ -52,7 +52,7 @@ def check_answers(
     case = AnswerCase(
         answers=answers,
         former=None if accept else choose_former(answers),
-        again=_again_command(cluster, port),
+        again=again_command(cluster, port),
         log=_read_log(cluster) if answers.start.cluster else (),
     )
     findings = answer_findings(head.destination, case)
@@ -64,7 +64,8 @@ def check_answers(
     return findings
 
 
-def _again_command(cluster: Cluster, port: int) -> str:
+def again_command(cluster: Cluster, port: int = 0) -> str:
+    """Return the command that asks the model of a cluster again."""
     if port:
         return quoted("patchkit", "doctor", "--answers", "--port", str(port))
     is_alone = cluster.head.here and len(cluster.nodes) == 1

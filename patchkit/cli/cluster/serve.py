@@ -55,12 +55,12 @@ from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.openai.server_answers import ServerSpeed
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command
-from patchkit.doctor.answer_check import check_answers
+from patchkit.doctor.answer_check import again_command, check_answers
 from patchkit.doctor.machine import disk_trouble
 from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.finding import Level, worst
+from patchkit.finding import Finding, Level, worst
 from patchkit.frozen import Fields
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -112,7 +112,7 @@ def up_command(model: str, cluster: Cluster) -> Blocks:
             tell(line)
 
     _wait_attached(lambda: launch.wait_until_answered(cluster, since, watcher))
-    yield from _answered_blocks(cluster, units.model.name, units.url)
+    yield from _answered_blocks(cluster, units.model.name, units.url, since)
 
 
 @click.command
@@ -125,14 +125,14 @@ def switch_command(model: str, cluster: Cluster) -> Blocks:
     The former model is stopped first, and its memory is freed. vLLM's sleep mode is not used.
     """
     watcher = _watch_start(cluster)
-    _wait_attached(lambda: launch.switch_model(cluster, model, watcher))
-    yield from _answered_blocks(cluster, model)
+    since = _wait_attached(lambda: launch.switch_model(cluster, model, watcher))
+    yield from _answered_blocks(cluster, model, "", since)
 
 
-def _wait_attached(wait: Callable[[], None]) -> None:
+def _wait_attached(wait: Callable[[], object]) -> object:
     """Wait. If Ctrl-C interrupts, the head's systemd goes on; print how to watch it again."""
     try:
-        wait()
+        return wait()
     except Interrupted:
         tell("")
         tell(next_verb("status"))
@@ -160,16 +160,23 @@ def _watch_start(cluster: Cluster) -> launch.StartWatcher:
     )
 
 
-def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Blocks:
-    """Report that a model answers, and name the command that asks its server."""
+def _answered_blocks(cluster: Cluster, model: str, url: str, since: object) -> Blocks:
+    """Report that a model answers, and name the command that asks its server.
+
+    A model that served before, without ``since``, is left to its users.
+    """
     yield {
         "model": model,
         "url": url,
         "answered": True,
     }
     yield GOOD + f"{model} answers"
-    tell(dim("  asking it what it should know, for 90 s at most"))
-    findings = check_answers(cluster)
+    findings: Sequence[Finding] = ()
+    if since:
+        tell(dim("  asking it what it should know, for 90 s at most"))
+        findings = check_answers(cluster)
+    else:
+        yield f"answers: not asked again; to ask: {again_command(cluster)}"
     yield {"answers": [finding.fields() for finding in findings]}
     for finding in findings:
         if finding.level is Level.OK:

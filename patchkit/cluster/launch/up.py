@@ -276,12 +276,13 @@ def switch_model(
     cluster: Cluster,
     model: str,
     watcher: StartWatcher,
-) -> None:
+) -> str:
     """Serve another model; if it cannot be started or does not answer, serve the former one again.
 
     An interrupt before the start of the new model brings the former one back as well; after it,
-    the new model goes on loading. Raises the error of the new model, with the model that is served
-    now; HostError if the former model does not come back either.
+    the new model goes on loading. Returns the time of the start, "" if the group ran before. Raises
+    the error of the new model, with the model that is served now; HostError if the former model
+    does not come back either.
     """
     can_return = False
     since = None
@@ -291,6 +292,7 @@ def switch_model(
             can_return = _can_return(plan)
             since = _start_group(cluster, plan, watcher)
         wait_until_answered(cluster, since, watcher)
+        return since
     except (PatchkitError, Interrupted) as error:
         is_detached = since is not None and isinstance(error, Interrupted)
         if not can_return or is_detached:

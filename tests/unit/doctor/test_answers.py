@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.cli.cluster.cluster_options import cluster_here
+from patchkit.cli.cluster.serve import _answered_blocks
 from patchkit.cluster.agent.fingerprint import keep_fingerprint, last_judgement
 from patchkit.cluster.launch.cluster_file import ServeChoices
 from patchkit.cluster.openai.model_answers import (
@@ -310,6 +311,12 @@ def test_the_check_asks_judges_and_keeps(monkeypatch, tmp_path):
 
     (silent,) = check_answers(cluster_here(), port=port)
     assert (silent.level, silent.about) == (Level.UNKNOWN, "answers")
+
+
+def test_a_model_that_served_before_is_left_to_its_users():
+    blocks = list(_answered_blocks(cluster_here(), "tiny", "", ""))
+    assert {"answers": []} in blocks
+    assert f"answers: not asked again; to ask: {AGAIN}" in blocks
 
 
 def test_a_home_that_takes_no_file(monkeypatch, tmp_path):
