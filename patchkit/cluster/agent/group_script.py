@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 from patchkit.cluster.agent.memory_record import (
     STAYS_DOWN,
+    clean_text,
     encode_stop,
     parse_stop,
     read_stop,
@@ -56,6 +57,7 @@ _AGAIN = 5.0  # seconds between two tries to reach a worker
 # Begins what the worker's end of a link says: a login, ssh and systemd-run write to the same pipe.
 _RANK_WORD = "patchkit-rank: "
 _STARTED = "started"
+_WAITS = "waits: "  # begins what a worker's guard says before its rank starts
 ANSWERED = "answered: "  # begins the last line of a start that succeeded
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
 NOT_HERE = (400, 404, 405, 501)  # statuses of HTTP where a model does not serve a path
@@ -468,16 +470,12 @@ class LinkEnding:
 
 def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
     """Send signs of life to the worker and read the worker's, until the rank ends or is silent."""
-    assert link.stdin
     assert link.stdout
     sign_at = time.monotonic()
     last_line = ""
 
     while True:
-        with suppress(BrokenPipeError):
-            link.stdin.write("\n")
-            link.stdin.flush()
-
+        _send_sign(link)
         readable, _, _ = select.select([link.stdout], [], [], HEARTBEAT)
         if readable:
             sign_at = time.monotonic()
@@ -491,6 +489,14 @@ def _follow_link(link: subprocess.Popen[str]) -> LinkEnding:
         elif time.monotonic() - sign_at > SILENCE:
             link.kill()
             return LinkEnding(f"no sign of life for {SILENCE:.0f} s", lost=True)
+
+
+def _send_sign(link: subprocess.Popen[str]) -> None:
+    """Send a sign of life to the worker; that a link is lost is told by its output."""
+    assert link.stdin
+    with suppress(BrokenPipeError):
+        link.stdin.write("\n")
+        link.stdin.flush()
 
 
 def _stop_link(link: subprocess.Popen[str], node: str) -> None:
@@ -525,23 +531,39 @@ def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
             start_new_session=True,  # a signal to this process does not reach ssh
         )
 
-        assert link.stdout
-        last_line = ""
-        for line in link.stdout:
-            word = read_rank_word(line)
-            if word == _STARTED:
-                return link
-            if word:
-                leave(1, f"error: {worker['node']}: {word}")
-            last_line = line.strip() or last_line
+        last_line = _await_rank(link, worker["node"])
+        if not last_line:
+            return link
 
         link.wait()
-        reason = f"waiting for {worker['node']}: {last_line or 'no answer'}"
+        reason = f"waiting for {worker['node']}: {last_line}"
         if reason != last_reason:
             say(reason)
             notify(f"STATUS={reason}")
             last_reason = reason
         time.sleep(_AGAIN)
+
+
+def _await_rank(link: subprocess.Popen[str], node: str) -> str:
+    """Wait until a worker's rank is started; return the last line of a link that ended before.
+
+    Returns "" for a rank that is started. Tells systemd meanwhile what it waits for.
+    """
+    assert link.stdout
+    last_line = "no answer"
+    for line in link.stdout:
+        _send_sign(link)
+        word = read_rank_word(line)
+        if word == _STARTED:
+            return ""
+
+        text = word.removeprefix(_WAITS)
+        if text != word:
+            notify(f"STATUS={node}: {clean_text(text)}")
+        elif word:
+            leave(1, f"error: {node}: {word}")
+        last_line = text or line.strip() or last_line
+    return last_line
 
 
 def say_rank_word(text: str) -> None:
@@ -618,23 +640,11 @@ def held(settings: Settings) -> None:
     """Start this node's rank; stop it when the head says so, is gone or is silent."""
     began = time.time()
     unit = settings["unit"]
-    done = run_tool(*_SYSTEMCTL, "start", unit)
-    if done.returncode:
-        leave_link(f"{unit} does not start: {done.stderr.strip()}")
-    process = int(show_property(unit, "MainPID") or 0)
+    ending = "gone"
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        ending = _run_rank(unit)
 
-    try:
-        rank = os.pidfd_open(process)
-    except (OSError, ValueError):
-        leave_link(f"{unit} ended at once: {_describe_ending(unit)}")
-
-    try:
-        say_rank_word(_STARTED)
-        ending = _await_end(rank)
-    except (KeyboardInterrupt, BrokenPipeError):
-        ending = "gone"
-
-    run_tool(*_SYSTEMCTL, "stop", unit)
+    run_tool(*_SYSTEMCTL, "stop", unit)  # a start that still waits as well
 
     stop = read_stop(settings["name"], settings["id"])
     if stop and stop.time >= began:
@@ -646,17 +656,46 @@ def held(settings: Settings) -> None:
     sys.exit(0 if ending == "asked" else 1)
 
 
-def _await_end(rank: int) -> str:
-    """Wait, and return why to stop: the rank "ended", the head "asked" for it or is "gone".
+def _run_rank(unit: str) -> str:
+    """Start this node's rank, and return why to stop it, as ``_await_end`` does."""
+    start = subprocess.Popen(
+        (*_SYSTEMCTL, "start", unit),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    guard = unit.replace(".service", "-memory.service")
+    ending = _await_end(os.pidfd_open(start.pid), guard)
+    if ending != "ended":
+        return ending
 
-    ``rank`` is a descriptor of the rank's process (pidfd); standard input is the link.
+    _output, trouble = start.communicate()
+    if start.returncode:
+        leave_link(f"{unit} does not start: {trouble.strip()}")
+    process = int(show_property(unit, "MainPID") or 0)
+    try:
+        rank = os.pidfd_open(process)
+    except (OSError, ValueError):
+        leave_link(f"{unit} ended at once: {_describe_ending(unit)}")
+
+    say_rank_word(_STARTED)
+    return _await_end(rank)
+
+
+def _await_end(process: int, guard: str = "") -> str:
+    """Wait, and return why to stop: the process "ended", the head "asked" for it or is "gone".
+
+    ``process`` is a descriptor (pidfd) of the rank, or of its start, which waits for the unit
+    ``guard``; standard input is the link.
     """
     sign_at = time.monotonic()
     beat_at = sign_at
     while True:
-        readable, _, _ = select.select([0, rank], [], [], HEARTBEAT)
+        readable, _, _ = select.select([0, process], [], [], HEARTBEAT)
         now = time.monotonic()
-        if rank in readable:
+        if process in readable:
             return "ended"
         if 0 in readable:
             data = os.read(0, 4096)
@@ -669,8 +708,11 @@ def _await_end(rank: int) -> str:
             return "gone"
 
         if now - beat_at >= HEARTBEAT:
-            say("")  # a sign of life for the head
             beat_at = now
+            say("")  # a sign of life for the head
+            if guard:
+                text = show_property(guard, "StatusText")
+                say_rank_word(f"{_WAITS}{text or 'the rank starts'}")
 
 
 def _is_shutting_down() -> bool:

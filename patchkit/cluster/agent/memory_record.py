@@ -56,11 +56,11 @@ def parse_stop(text: str) -> MemoryStop | None:
     with suppress(ValueError, TypeError, KeyError):
         fields = read_json(text)
         return MemoryStop(
-            start=_clean(fields["start"]),
+            start=clean_text(fields["start"]),
             time=read_count(fields["time"]),
-            text=_clean(fields["text"]),
+            text=clean_text(fields["text"]),
             missing=read_count(fields["missing"], _MOST_GIB),
-            after=_clean(fields["after"]),
+            after=clean_text(fields["after"]),
         )
     return None
 
@@ -139,6 +139,6 @@ def read_record(name: str, ending: str) -> str:
     return ""
 
 
-def _clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return a text on one line, without characters that a terminal obeys."""
     return "".join(filter(str.isprintable, text[:_LONGEST]))

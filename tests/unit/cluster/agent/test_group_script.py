@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -239,6 +240,51 @@ def test_the_head_knows_of_a_kill_on_a_worker_and_its_start_tells_all(
     assert Path("links").read_text().endswith("group.py hold 1 2.0\n")
     ended(head)
     assert "the next start takes 2.0 GiB less" in read_stop("vllm", "1").after
+
+
+WAIT = """#!/bin/sh
+echo "$*" >> asked
+case "$*" in
+    *StatusText*) echo "the start waits for memory: 3 GiB are left" ;;
+    *" start "*) until grep -q " stop " asked; do sleep 0.1; done ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("word", "status"), [("", 1), ("stop\n", 0)])
+def test_a_rank_that_waits_for_memory_says_so_and_ends_with_its_head(
+    head, word, status
+):
+    write_files(Path(), {**node_scripts(), "group.json": json.dumps(head)})
+    write_files(Path(), {"systemctl": WAIT}, mode=0o755)
+    words = [sys.executable, ALONE, "group.py", "held"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes) as held:
+        waits = next(line for line in held.stdout if "waits" in line)
+        assert (
+            waits
+            == "patchkit-rank: waits: the start waits for memory: 3 GiB are left\n"
+        )
+        output, _ = held.communicate(word, timeout=20)
+    assert (held.returncode, "started" in output) == (status, False)
+    assert Path("asked").read_text().endswith("--user stop patchkit-vllm.service\n")
+
+
+def test_the_head_tells_what_a_worker_waits_for(head, monkeypatch):
+    """Its answer is a sign of life for the worker; what is told has a bound."""
+    waits = "echo patchkit-rank: waits: no memory $(printf %07000d 0)"
+    link = f"#!/bin/sh\n{waits}\nread sign && echo patchkit-rank: started\n"
+    write_files(Path(), {"link": link}, mode=0o755)
+    head["workers"]["1"] = {"node": "spark2", "ssh": ["./link"]}
+    write_files(Path(), {**node_scripts(), "group.json": json.dumps(head)})
+    watches = [sys.executable, ALONE, "group.py", "watch", "1"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("systemd")
+        monkeypatch.setenv("NOTIFY_SOCKET", "systemd")
+        done = subprocess.run(watches, capture_output=True, text=True, timeout=60)
+        states = [systemd.recv(1 << 16).decode() for _ in range(2)]
+    assert "rank 1 is started" in done.stdout, done.stderr
+    assert states == [f"STATUS=spark2: no memory {'0' * 590}", "READY=1\nSTATUS="]
 
 
 @pytest.mark.parametrize("verb", ["begin", "ready"])
