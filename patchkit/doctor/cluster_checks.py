@@ -84,8 +84,7 @@ def _machine_findings(reports: Reports) -> list[Finding]:
     for name, facts in facts_by_name.items():
         findings += node_findings(name, facts)
         for finding in _host_findings(facts.host, has_peers=has_peers):
-            place = f"{finding.where}: " if finding.where else ""
-            text = f"{place}{finding.what}"
+            text = ": ".join(filter(None, (finding.where, finding.what)))
             findings.append(replace(finding, where=name, what=text, kind=HostError))
 
     if reports[0].facts:

@@ -28,8 +28,8 @@ from patchkit.finding import (
     finding_from_text,
     finding_texts,
 )
-from patchkit.foreign import read_json
-from patchkit.frozen import Texts, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
+from patchkit.records import read_json
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.host.advice import find_remark
 from patchkit.runtime.host.host import Host
@@ -167,12 +167,9 @@ def placed_files(files: Values, unit: str) -> PlacedFiles | None:
     with suppress(PatchkitError):
         env = parse_env_file(files.get(_ENV, ""), _ENV, accept_edited=True)
 
-    group = {}
+    group: Fields = {}
     with suppress(ValueError):
-        group = read_json(files.get(_GROUP, ""))
-
-    if not isinstance(group, dict):
-        group = {}
+        group = read_json(Fields, files.get(_GROUP, ""))
 
     digests = group.get("files")
     if not isinstance(digests, dict):
