@@ -121,12 +121,9 @@ def _check_reader(
             yield build_finding(
                 "variable-of-other-release" if reader.version else "variable-gone",
                 variable,
-                reader=reader.title,
-                version=reader.version,
-                source=reader.source,
+                reader=reader,
+                life=life,
                 hint=_replacement_of(name),
-                first=life.first,
-                last=life.last,
             )
         return
 
@@ -135,8 +132,7 @@ def _check_reader(
         yield build_finding(
             "unknown-variable",
             variable,
-            reader=reader.title,
-            source=reader.source,
+            reader=reader,
             name=shorten(name),
             hint=hint,
         )
@@ -199,10 +195,7 @@ def check_values(checked: CheckedText) -> Findings:
                 "value",
                 variable,
                 is_error=problem.stops,
-                problem=problem.what,
-                why=problem.why,
-                hint=problem.hint,
-                source=problem.source,
+                problem=problem,
             )
 
         if name.startswith("VLLM_") and name in taken_by_name:
@@ -396,8 +389,7 @@ def find_half_cages(hca: Assignment, host: Host | None) -> Findings:
             hca,
             twin=",".join(missing),
             complete=",".join((*names, *missing)),
-            why=_TWINS["why"],
-            source=_TWINS["source"],
+            twins=_TWINS,
         )
 
 
