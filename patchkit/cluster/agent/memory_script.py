@@ -228,13 +228,13 @@ class MemoryGuard:
             self._admit_rank(memory)
         # A little more ends the warning, so that it is not said again and again.
         mark = self.mark * (1.1 if self._status else 1)
-        is_low = self._waits or memory.left < mark
-        is_often = is_low and not self._waits
-        if now - self._noted_at >= (_SECOND if is_often else _SELDOM):
+        is_low = memory.left < mark
+        pause = _SECOND if is_low and not self._waits else _SELDOM
+        if now - self._noted_at >= pause:
             self._noted_at = now
             self.look_at_processes(memory)
             self._note_figures(memory.left)
-            self._note_status(memory if is_low else None)
+            self._note_status(memory if is_low or self._waits else None)
 
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)

@@ -160,7 +160,7 @@ class GroupUnits:
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
             "needs": rank.command.plan.start_gib if rank.command.plan else 0.0,
-            "share": _given_share(rank, flags),
+            "share": rank.command.plan.fixed_gib if rank.command.plan else 0.0,
             "cache": _cache_flag(rank, flags),
             "speed": _speed_bytes(rank, flags, device.bandwidth if device else 0),
             "stacks": f"{rank.facts.home}/{STACKS}",
@@ -313,14 +313,6 @@ class GroupUnits:
             # A snapshot in the Hub's cache links to files beside it: the folder above has both.
             return (re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder),)
         return ()
-
-
-def _given_share(rank: PlannedRank, flags: Values) -> float:
-    """Return the GiB that vLLM wants free whatever its cache; 0 where the share sizes that."""
-    plan = rank.command.plan
-    if plan is None or CACHE_BYTES not in flags:
-        return 0.0
-    return plan.share_gib * plan.pool.shared
 
 
 def _cache_flag(

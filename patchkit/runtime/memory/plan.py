@@ -169,6 +169,11 @@ class MemoryPlan:
         return self.total_gib * self.share
 
     @property
+    def fixed_gib(self) -> float:
+        """Return what vLLM wants free even for a smaller cache than the user's, 0 for nothing."""
+        return self.share_gib * self.pool.shared * bool(self.given_gib)
+
+    @property
     def start_gib(self) -> float:
         """Return what must be free before the start, as far as it is known; 0 for a GPU's own."""
         gib = self.taken_gib if self.is_whole else self.needed_gib
