@@ -268,8 +268,8 @@ def _levels(before: str, version: str) -> Iterator[Decision]:
         for mode, row in modes.items():
             if row[before] != row[version]:
                 yield Decision(
-                    file="recipes/vllm/fixes.toml",
-                    says=f"{fix}, {mode}: {row[before]} in {before}, {row[version]} in "
+                    file=f"recipes/vllm/fixes/{fix}.py",
+                    says=f"{mode}: {row[before]} in {before}, {row[version]} in "
                     f"{version}: is that so, and do `needs` and `upstream` say it?",
                 )
 

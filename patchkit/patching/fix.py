@@ -211,39 +211,30 @@ Proof = Callable[[Case], str]
 
 
 @frozen
-class About:
-    """What a fix is about: its entry in ``fixes.toml``, whose head describes the fields.
+class Fix:
+    """One change of upstream's code, and the releases that need it.
 
-    ``needs`` only says which releases are candidates.
+    ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
+    ``prove`` returns a sentence about what it has proved, or raises ProofError. Both may run
+    upstream's code only through ``proof.questions``. Without an ``id``, the name of the file is it.
     """
 
+    id: str = ""
     title: str
     symptom: str
     why: str
     needs: tuple[Need, ...]
     upstream: str
+    look: Look
     evidence: tuple[Evidence, ...] = ()
-    examples: tuple[Example, ...] = ()
     layer: Layer = "python"  # or "build": only trees that are compiled
     majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
     requires: Texts = ()
+    prove: Proof | None = None
     prove_upstream: bool = False  # prove also where upstream has the change
     last: bool = False  # apply after all others and the user's patches
     prove_from_stock: bool = False  # compare with the tree without any edits
-
-
-@frozen
-class Fix(About):
-    """One change of upstream's code, and the releases that need it.
-
-    ``look`` reads the code and decides. ``prove`` returns a sentence about what it has proved, or
-    raises ProofError. Both may run upstream's code only through ``proof.questions``. Without an
-    ``id``, the name of the file is it.
-    """
-
-    id: str = ""
-    look: Look
-    prove: Proof | None = None
+    examples: tuple[Example, ...] = ()
 
     def __post_init__(self) -> None:
         record(list[Layer], [self.layer])  # raises RecordError

@@ -1,7 +1,6 @@
-"""Load the fixes of a recipe: ``fixes.toml`` says what each is about, a module has its code.
+"""Load the files of fixes: modules below ``patchkit.recipes`` that define one ``FIX`` each.
 
-A module has ``look``, and may have ``prove`` and further ``EVIDENCE`` and ``EXAMPLES``. One that
-``fixes.toml`` does not name has a whole ``FIX``.
+What their claims rest on stands in ``evidence.toml``, beside ``recipe.toml``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchkit.errors import DriftError, PatchkitError, RecipeError
-from patchkit.frozen import plain_fields
-from patchkit.patching.fix import About, Fix
+from patchkit.patching.fix import Evidence, Fix
 from patchkit.records import read_toml
 from patchkit.source.project import is_shipped
 
@@ -25,21 +23,26 @@ _PACKAGE = "patchkit.recipes"
 def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     """Import the fixes of the recipe in ``home``, in the order of its ``recipe.toml``.
 
-    Raises RecipeError, with file and line, if a module cannot be imported or lacks something.
+    Raises RecipeError, with file and line, if a module cannot be imported or has no ``FIX``.
     """
     if not is_shipped(home):
         _add_to_packages(home)
 
-    place = home / "fixes.toml"
-    described: dict[str, About] = {}
+    place = home / "evidence.toml"
+    evidence: dict[str, tuple[Evidence, ...]] = {}
     if place.is_file():
-        described = read_toml(dict[str, About], place, RecipeError)
+        evidence = read_toml(dict[str, tuple[Evidence, ...]], place, RecipeError)
 
-    if unknown := described.keys() - set(names):
-        what = f"{place}: the recipe has no fix {min(unknown)}"
+    fixes = []
+    for name in names:
+        fix = _load_fix(home, name)
+        rows = evidence.pop(name, ())
+        fixes.append(replace(fix, id=fix.id or name, evidence=(*fix.evidence, *rows)))
+
+    for name in evidence:
+        what = f"{place}: the recipe has no fix {name}"
         raise RecipeError(what, hint=f"the fixes are {', '.join(names)}")
-
-    return tuple(_load_fix(home, name, described.get(name)) for name in names)
+    return tuple(fixes)
 
 
 def _add_to_packages(home: Path) -> None:
@@ -52,28 +55,17 @@ def _add_to_packages(home: Path) -> None:
             paths.append(str(folder))
 
 
-def _load_fix(home: Path, name: str, about: About | None) -> Fix:
+def _load_fix(home: Path, name: str) -> Fix:
     try:
         module = importlib.import_module(f"{_PACKAGE}.{home.name}.fixes.{name}")
-        if about is None:
-            fix: Fix = module.FIX
-            return replace(fix, id=fix.id or name)
-
-        fields = plain_fields(about)
-        fields["evidence"] = (*getattr(module, "EVIDENCE", ()), *about.evidence)
-        fields["examples"] += getattr(module, "EXAMPLES", ())
-        return Fix(
-            **fields,
-            id=name,
-            look=module.look,
-            prove=getattr(module, "prove", None),
-        )
+        fix: Fix = module.FIX
     except (OSError, MemoryError):
         raise
     except Exception as error:
         file = (home / "fixes" / f"{name}.py").resolve()
         hint = "correct it, or install patchkit again"
         raise _mistake_of(file, error, hint) from error
+    return fix
 
 
 @contextlib.contextmanager

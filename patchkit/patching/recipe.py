@@ -26,7 +26,6 @@ from patchkit.source.releases import Bug, RecipeFacts, load_facts, read_lock
 # Files that can change a plan: of one recipe, and of all recipes together.
 _DECISIVE = (
     "recipe.toml",
-    "fixes.toml",
     "stand_ins.toml",
     "*.csv",
     "*.tsv",

@@ -1,1 +1,1 @@
-"""The fixes of FlashInfer, one a file, their texts in fixes.toml."""
+"""The fixes of FlashInfer, one a file, each with one FIX."""

@@ -1,6 +1,7 @@
 """As many compilers at once as memory holds, where ninja starts one for each core and two more."""
 
 from functools import partial
+from textwrap import indent
 from types import SimpleNamespace
 
 from patchkit.recipes import kit
@@ -194,3 +195,32 @@ def _jobs_told(tree: kit.SourceTree, machine: str) -> str:
     ninja_file = SimpleNamespace(read_text=lambda: modules, resolve=str)
     run_ninja(kit.Anything(), ninja_file, verbose=True)
     return " ".join(words[7:]) or "none"
+
+
+FIX = kit.Fix(
+    title="FlashInfer starts as many compilers as memory holds",
+    symptom="At the first start of a model the Spark hangs, or compilers end with code 137, while "
+    "FlashInfer compiles fused_moe_120 or fp4_gemm_cutlass_sm120.",
+    why="ninja starts a compiler for each core and two more: 22 on a GB10. One takes up to 10.4 "
+    "GiB for CUTLASS, beside the weights in the same memory. With this fix they share what is left "
+    "of the machine's memory, and of the container's or slice's, less 8 GiB: 10.5 GiB each for "
+    "modules of CUTLASS, 1.5 for others, one at least; a line says if there is too little for one. "
+    "MAX_JOBS still decides if it is set; `patchkit env` leaves it out where this fix is in.",
+    needs=(
+        kit.recommended(
+            ">=0.5.2", "22 compilers at once may take the Spark down at the first start"
+        ),
+    ),
+    upstream="flashinfer#3899, #3665 and #3636 (open) do as much; not in 0.7.4",
+    look=look,
+    prove=prove,
+    majors=(11, 12),
+    examples=(
+        kit.Example(
+            "0.7.2.post1",
+            _PATH,
+            f"{_DEF}ninja_file):\n{indent(_BEFORE, '    ')}",
+            f"{_FUNCTION}{_DEF}ninja_file):\n{indent(_AFTER, '    ')}",
+        ),
+    ),
+)

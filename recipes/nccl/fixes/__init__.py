@@ -1,1 +1,1 @@
-"""The fixes of NCCL, one a file, their texts in fixes.toml."""
+"""The fixes of NCCL, one a file, each with one FIX."""

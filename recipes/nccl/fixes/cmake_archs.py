@@ -57,3 +57,31 @@ def prove(case: kit.Case) -> str:
             f"CMake would build {after or 'nothing'}, and {users} where the user asks for {_USERS}"
         )
     return f"CMake builds {after}, where it built {before}"
+
+
+_PROJECT = "project(NCCL VERSION 2.29.7\n        LANGUAGES CUDA CXX C)\n"
+
+FIX = kit.Fix(
+    title="A plain CMake build has code for the device",
+    symptom="cmake says `Using CUDA_ARCHITECTURES: 75`, and the library has no code for Blackwell, "
+    "only sm_75 and PTX of it.",
+    why="The list of archs stands behind project(), which has defined CMAKE_CUDA_ARCHITECTURES by "
+    "then, as nvcc's own default, its oldest arch. -DCMAKE_CUDA_ARCHITECTURES and the variable "
+    "CUDAARCHS still decide.",
+    needs=(kit.required(">=2.28.7", "nothing is built for Blackwell"),),
+    upstream="never up to 2.32.3; before 2.28.7 there is no CMake build",
+    look=look,
+    prove=prove,
+    prove_from_stock=True,
+    layer="build",
+    majors=(9, 11, 12),
+    examples=(
+        kit.Example(
+            "2.29.7",
+            kit.ROOT_FILE,
+            f"cmake_minimum_required(VERSION 3.25)\n\n{_PROJECT}",
+            "cmake_minimum_required(VERSION 3.25)\n\n"
+            f"{_BLOCK.format(arch='121-real')}{_PROJECT}",
+        ),
+    ),
+)

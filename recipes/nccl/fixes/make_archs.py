@@ -68,3 +68,32 @@ def prove(case: kit.Case) -> str:
     if {kit.gencodes(by_environment), kit.gencodes(by_argument)} != {(_USERS,)}:
         raise kit.ProofError("the user's NVCC_GENCODE would not decide any more")
     return f"make gives nvcc {wanted}, where it gave {len(before)} others"
+
+
+FIX = kit.Fix(
+    title="A plain make builds NCCL for the device alone",
+    symptom="A plain make compiles for six GPUs that are not there, and not for the one that is. "
+    "With 2.26, nvcc 13 stops: Unsupported gpu architecture 'compute_50'.",
+    why="The default of NVCC_GENCODE is a list for every GPU that CUDA supports, sm_121 not among "
+    "them; that of 2.26 has archs that CUDA 13 dropped. Where the variable is set it decides.",
+    needs=(
+        kit.required(">=2.26,<2.27", "nvcc 13 knows no compute_50 to compute_70"),
+        kit.recommended(">=2.27", "no code for the very device, but for six others"),
+    ),
+    upstream="2.27 has a list for CUDA 13; none names sm_121, whose code is that of sm_120",
+    look=look,
+    prove=prove,
+    prove_from_stock=True,
+    layer="build",
+    majors=(9, 11, 12),
+    examples=(
+        kit.Example(
+            "2.30.7",
+            kit.COMMON_MK,
+            f"{_ANCHOR}NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
+            f"{_ANCHOR}{_MARK}"
+            + _BLOCK.format(gencode="-gencode=arch=compute_121,code=sm_121")
+            + "NVCC_GENCODE ?= $(CUDA12_8_GENCODE)\n",
+        ),
+    ),
+)

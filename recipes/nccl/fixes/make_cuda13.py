@@ -1,5 +1,7 @@
 """The C++ standard and the headers that CUDA 13 needs, in the makefiles of before it."""
 
+from functools import reduce
+
 from patchkit.recipes.nccl import kit
 
 _STANDARD = """\
@@ -56,3 +58,36 @@ def prove(case: kit.Case) -> str:
     if standards != [["-std=c++17"], ["-std=c++11"]]:
         raise kit.ProofError(f"{kit.COMMON_MK}: nvcc would be given {standards}")
     return "make gives nvcc 13 -std=c++17, and nvcc 12 -std=c++11 as before"
+
+
+_BEFORE = (
+    f"{_FLAGS} -fPIC \\\n"
+    f"              -Wall {_HOST.format('-std=c++11')} \\\n"
+    f"{_INCLUDES.format('')}"
+    "              $(CXXFLAGS)\n"
+    f"{_DEVICE.format('-std=c++11')}\n"
+)
+_AFTER = reduce(lambda text, swap: text.replace(*swap), _SWAPS, _BEFORE)
+
+FIX = kit.Fix(
+    title="C++17 and the cccl headers with CUDA 13",
+    symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
+    why="The makefiles of 2.26 say -std=c++11 in any case, where those of 2.27.5 say that CUDA 13 "
+    "requires C++17; and CUDA 13 keeps libcu++ in include/cccl, "
+    "where the host compiler does not look.",
+    needs=(kit.required(">=2.26,<2.27", "CUDA 13 needs C++17"),),
+    upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
+    look=look,
+    prove=prove,
+    prove_from_stock=True,
+    layer="build",
+    majors=(9, 11, 12),
+    examples=(
+        kit.Example(
+            "2.26.2",
+            kit.COMMON_MK,
+            _BEFORE,
+            _AFTER,
+        ),
+    ),
+)

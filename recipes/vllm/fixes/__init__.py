@@ -1,1 +1,1 @@
-"""The fixes of vLLM, one a file, their texts in fixes.toml."""
+"""The fixes of vLLM, one a file, each with one FIX."""

@@ -54,3 +54,29 @@ def prove(case: kit.Case) -> str:
             hint="set TORCH_CUDA_ARCH_LIST and please report this",
         )
     return f"auto-detection leads to {';'.join(archs)}"
+
+
+FIX = kit.Fix(
+    title="Arch auto-detection on a GB10",
+    symptom="Built on a Spark without TORCH_CUDA_ARCH_LIST: no error, and no CUDA kernels either.",
+    why='torch\'s CMake rewrites "2.1" inside "12.1" and answers arch=compute_20,code=sm_121. vLLM '
+    "reads compute_20, which no list supports, and ends with an empty arch list.",
+    needs=(
+        kit.required(
+            ">=0.11.1,<0.27", "the detected arch list is empty", target="gb10"
+        ),
+    ),
+    upstream="0.27.0 reads code=sm_ first, and stops on an empty list",
+    look=look,
+    prove=prove,
+    prove_from_stock=True,
+    layer="build",
+    examples=(
+        kit.Example(
+            "0.19.1",
+            _PATH,
+            f"{_FUNCTION}OUT FLAGS)\n{_BEFORE.format(_REGEXES[1])}endfunction()\n",
+            f"{_FUNCTION}OUT FLAGS)\n{_AFTER.format(_REGEXES[1])}endfunction()\n",
+        ),
+    ),
+)

@@ -246,3 +246,44 @@ def _is_marlin(group: kit.Group, request: kit.Request) -> bool:
     """Check whether marlin_sass builds a group; a family build leaves some kernels to PTX."""
     is_left_to_ptx = request.arch == "family" and "OTHER" in group.variable
     return "MARLIN" in group.variable and not is_left_to_ptx
+
+
+FIX = kit.Fix(
+    title="Arch lists that lead to the device's own code (12.1a), or its family's (12.0f)",
+    symptom="A build with TORCH_CUDA_ARCH_LIST=12.1a silently falls back to 12.0 code; adding 12.1 "
+    "to one list by hand makes the FP8, NVFP4 and MoE kernels vanish without an error.",
+    why="CUDA_SUPPORTED_ARCHS ends at 12.0 for CUDA 13, and before 0.19 an arch with a suffix "
+    "matches no list at all. The lists only work together: all that name 12.0 must lead to 12.1a, "
+    "but for those of kernels that only SM100 selects.",
+    needs=(
+        kit.required(">=0.11.1", "no list leads to 12.1a", arch="native"),
+        kit.recommended(
+            ">=0.11.1,<0.19",
+            "QuTLASS is built for 12.0a, which does not load on 12.1",
+            arch="family",
+        ),
+    ),
+    upstream="never; from 0.11.1 on upstream builds 12.0f for the whole family",
+    look=look,
+    prove=prove,
+    prove_from_stock=True,
+    prove_upstream=True,
+    layer="build",
+    majors=(11, 12),
+    requires=("marlin_sass", "sm120_guard", "marlin_fp8_generator"),
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _ROOT,
+            "if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
+            '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0")\n'
+            'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
+            "if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
+            '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0;12.1a")\n'
+            'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',
+            beside={
+                _UTILS: 'if(_arch MATCHES "a$")\nelseif(_arch MATCHES "f$")\nendif()\n',
+            },
+        ),
+    ),
+)

@@ -44,3 +44,24 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         now=f"{path}: tiles are visited in the default order",
         done=f"{path}: tiles are grouped if the weight exceeds the L2",
     )
+
+
+FIX = kit.Fix(
+    title="Dense block-FP8 GEMM visits its tiles in an order that suits a small L2",
+    symptom="Prefill of block-FP8 models loses speed on a GB10 as prompts exceed 4096 tokens.",
+    why="In the default order a weight above 24 MiB is read from memory once per row of tiles. "
+    "Grouping the tiles reads it from the L2, with the same results bit by bit. It only matters "
+    "where CUTLASS does these layers: from 0.25 on DeepGEMM comes first unless it is switched off.",
+    needs=(kit.optional(">=0.20,<0.30", "speed of long prompts"),),
+    upstream="0.30.0 chooses the order by the size of the L2 (#55180)",
+    look=look,
+    layer="build",
+    examples=(
+        kit.Example(
+            "0.29.0",
+            _PATHS[0],
+            f"{_FUNCTION}) {{\n{_BEFORE}}}\n",
+            f"{_FUNCTION}) {{\n{_AFTER}}}\n",
+        ),
+    ),
+)

@@ -60,3 +60,24 @@ def _choose(devices: tuple[int, ...], code: kit.Code) -> str:
         "get_current_vllm_config"
     ]().kernel_config.linear_backend = "flashinfer_cutedsl"
     return kit.nvfp4_linear(code)
+
+
+_EXAMPLE = f"class {_CLASS}:\n    def is_supported():\n        return "
+FIX = kit.Fix(
+    title="FlashInfer's CuTe-DSL NVFP4 GEMM on SM12x, by --linear-backend",
+    symptom="--linear-backend flashinfer_cutedsl gives a kernel with 16-bit activations on a GB10.",
+    why="The gate is for 10.x alone. The FlashInfer that 0.33.0 pins has the kernel for SM12x: the "
+    "gate asks it now. The automatic choice stays CUTLASS.",
+    needs=(kit.optional(">=0.33", "about as fast as CUTLASS with autotune"),),
+    upstream="never: the gate is the same from 0.25.0 to 0.33.0",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _PATH,
+            f"{_EXAMPLE}{_BEFORE}\n",
+            f"{_ASKED}\n\n{_EXAMPLE}{_AFTER}\n",
+        ),
+    ),
+)

@@ -1,5 +1,7 @@
 """DeepGEMM, switched on for SM12x one release before it can run there."""
 
+from textwrap import indent
+
 from packaging.version import Version
 
 from patchkit.recipes.vllm import kit
@@ -74,3 +76,43 @@ def prove(case: kit.Case) -> str:
         wanted=False,
         changed=kit.SM12X if _lacks_sm12x(case.stock) else kit.GB10,
     )
+
+
+def _method(body: str) -> str:
+    head = "class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n"
+    return head + indent(body, " " * 8)
+
+
+FIX = kit.Fix(
+    title="DeepGEMM off on 12.1, and on SM12x while its pin has no kernels for them",
+    symptom='"Unsupported architecture or scaling factor types" with a block-FP8 model in 0.24.0; '
+    "later, DeepGEMM errors or slow prefill with such models.",
+    why="0.24.0 offers DeepGEMM to family 120 and ranks it first, but still pins the revision that "
+    "only branches on SM90 and SM100. Later pins have SM120 kernels; upstream's own recipes for "
+    "the GB10 turn DeepGEMM off all the same. VLLM_USE_DEEP_GEMM=1 turns it on again from 0.25.",
+    needs=(
+        kit.required("==0.24.0", "block-FP8 models stop in DeepGEMM"),
+        kit.recommended(
+            ">=0.25", "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0", target="gb10"
+        ),
+    ),
+    upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.24.0",
+            _PATH,
+            _method(_BEFORE),
+            _method(_AFTER_OLD_PIN),
+            beside={_PIN_FILE: f"GIT_TAG {_PIN_WITHOUT_SM12X}\n"},
+        ),
+        kit.Example(
+            "0.25.1",
+            _PATH,
+            _method(_BEFORE),
+            _method(_AFTER),
+            beside={_PIN_FILE: "GIT_TAG a6b593d2826719dcf4892609af7b84ee23aaf32a\n"},
+        ),
+    ),
+)

@@ -40,3 +40,31 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         now=f"{_PATH}: {kit.FA2} is PTX for 8.0",
         done=f"{_PATH}: {kit.FA2} is machine code for what is built for",
     )
+
+
+FIX = kit.Fix(
+    title="FlashAttention 2 as SASS for the device",
+    symptom="The first requests after a start wait while the driver compiles FlashAttention 2's "
+    "PTX, and again wherever its cache (~/.nv/ComputeCache) is not kept.",
+    why="FlashAttention 2 asks for 8.0+PTX whatever is built for, so a GB10 compiles the PTX of "
+    "its 52 (0.28.0: 76) sources by itself, one core for each. Built for 12.1a they are machine "
+    "code; it costs what upstream's machine code for 8.0 costs.",
+    needs=(
+        kit.optional(
+            ">=0.11.1",
+            "PTX is compiled on the device; `patchkit build` assembles it without the fix, too",
+        ),
+    ),
+    upstream="never: upstream builds one wheel for all devices",
+    look=look,
+    layer="build",
+    majors=(11, 12),
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _PATH,
+            _READ,
+            _READ_AND_BUILT,
+        ),
+    ),
+)

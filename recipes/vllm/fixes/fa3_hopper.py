@@ -97,3 +97,41 @@ def _extensions(tree: kit.SourceTree) -> dict[str, object]:
         if isinstance(node, ast.If) and "ext_modules.append" in ast.unparse(node):
             kit.execute(compile(ast.Module([node], []), _PATH, "exec"), space)
     return dict.fromkeys(listed)
+
+
+_SETUP = """\
+if _is_cuda():
+    ext_modules.append(CMakeExtension(name="vllm.vllm_flash_attn._vllm_fa2_C"))
+    if USE_PRECOMPILED_EXTENSIONS or (
+        CUDA_HOME and get_nvcc_cuda_version() >= Version("12.3")
+    ):
+        # FA3 requires CUDA 12.3 or later
+        {}
+"""
+
+FIX = kit.Fix(
+    title="FlashAttention 3 is not built for devices that cannot run it",
+    symptom="192 of 349 CUDA sources of a build of 0.25.1 are flash-attention's hopper/*.cu; nvcc "
+    "compiles them to sm_75 code.",
+    why="setup.py asks for _vllm_fa3_C whatever the device is. For 12.1 its arch list is empty, so "
+    "nvcc gets no -gencode at all and compiles for its own default, in vain: vLLM takes "
+    "FlashAttention 3 on 9.x alone, and guards the import. FlashAttention 2 is built as before.",
+    needs=(
+        kit.recommended(
+            ">=0.11.1", "with flash-attention, half of what is compiled is for nothing"
+        ),
+    ),
+    upstream="not in 0.33.0: setup.py still asks for it; vllm#28205 is about the same",
+    look=look,
+    prove=prove,
+    layer="build",
+    majors=(11, 12),
+    examples=(
+        kit.Example(
+            "0.25.1",
+            _PATH,
+            _SETUP.format(_BEFORE),
+            _SETUP.format(_AFTER),
+        ),
+    ),
+)

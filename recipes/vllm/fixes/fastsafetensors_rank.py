@@ -84,3 +84,32 @@ def _loaded(
     code = kit.Code(tree, names)
     assert list(code.get(_PATH, _SCOPE)(files, False)) == []
     return rounds
+
+
+FIX = kit.Fix(
+    title="fastsafetensors loads to the node's own device, in one order on all nodes",
+    symptom='"invalid device ordinal" on the second node with --load-format fastsafetensors.',
+    why="The loader takes the rank for a device index, and the second of two Sparks has no cuda:1. "
+    "It also deals the files out in the order in which a node's folder lists them, and every rank "
+    "has to deal alike.",
+    needs=(
+        kit.recommended(
+            ">=0.11.1,<0.17",
+            "--load-format fastsafetensors fails on every node but the first",
+        ),
+    ),
+    upstream="0.17.0 takes the current device and sorts the files",
+    look=look,
+    prove=prove,
+    majors=(11, 12),  # any node with one device, a Jetson Thor too
+    examples=(
+        kit.Example(
+            "0.16.0",
+            _PATH,
+            f"def {_SCOPE}(hf_weights_files):\n    {_BEFORE}\n    return device\n",
+            f"def {_SCOPE}(hf_weights_files):\n"
+            + "".join(f"    {line}\n" for line in _AFTER.splitlines())
+            + "    return device\n",
+        ),
+    ),
+)

@@ -1,5 +1,7 @@
 """Block-scaled FP8 linear layers on Triton."""
 
+from textwrap import indent
+
 from patchkit.recipes.vllm import kit
 
 _OLD = "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
@@ -73,3 +75,36 @@ def prove(case: kit.Case) -> str:
         if _OLD_CLASS in case.stock.read(_OLD)
         else "TritonFp8BlockScaledMMKernel",
     )
+
+
+FIX = kit.Fix(
+    title="Block-scaled FP8 linear layers take Triton on 12.1",
+    symptom="A CUTLASS or DeepGEMM error, or wrong numbers, in the linear layers of a block-FP8 "
+    "model (Qwen3 FP8, DeepSeek).",
+    why="CUTLASS's block kernels, and from 0.24 DeepGEMM's, come before Triton's. On a complete "
+    "build they are meant to work on 12.1, so this is a way around, not a cure.",
+    needs=(
+        kit.optional(
+            ">=0.11.1", "a way around CUTLASS's and DeepGEMM's kernels", target="gb10"
+        ),
+    ),
+    upstream="never the default; from 0.22.0 --linear-backend triton does the same",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.19.1",
+            _OLD,
+            f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
+            f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
+            f"{indent(_OLD_AFTER, ' ' * 8)}",
+        ),
+        kit.Example(
+            "0.25.1",
+            _PATH,
+            f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
+            beside={_OLD: "# the operator is gone\n"},
+        ),
+    ),
+)

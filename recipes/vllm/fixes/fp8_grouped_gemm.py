@@ -77,3 +77,28 @@ def _decide_backend(code: kit.Code) -> object:
     gate = SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90)
     code.put(_PATH, "ops", gate)
     return code.get(_PATH, _SCOPE)()
+
+
+FIX = kit.Fix(
+    title="No CUTLASS FP8 grouped GEMM on SM12x",
+    symptom="A compressed-tensors FP8 MoE model stops at the first request with a CUTLASS error: "
+    "no cutlass_moe_mm kernel for the device.",
+    why="cutlass_group_gemm_supported answers yes for every capability from 10.0 on, so the FP8 "
+    "MoE oracle picks VLLM_CUTLASS; the sources have grouped GEMMs for SM90 and SM100 only.",
+    needs=(
+        kit.required(
+            ">=0.14,<0.24", "compressed-tensors FP8 MoE picks a missing kernel"
+        ),
+    ),
+    upstream="0.24.0: the compiled gate answers per compiled arch",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.19.1",
+            _PATH,
+            _BEFORE,
+            _AFTER,
+        ),
+    ),
+)

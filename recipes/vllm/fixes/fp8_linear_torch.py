@@ -84,3 +84,41 @@ def prove(case: kit.Case) -> str:
         for scales, kernel in kernels.items()
     ]
     return "; ".join(kit.prove_decisions(case, decisions))
+
+
+FIX = kit.Fix(
+    title="FP8 linear layers take torch._scaled_mm on 12.1",
+    symptom='"This kernel only supports sm120." and a trap in an FP8 model, or a CUTLASS error in '
+    "its first linear layer.",
+    why="vLLM asks the device's capability, not what was compiled: a 0.19 build for 12.1 compiles "
+    "its FP8 kernels to traps, and a build made with CUDA 12 holds 12.0a code that does not load "
+    "on 12.1. torch._scaled_mm works in both. Builds that patchkit made need none of this.",
+    needs=(
+        kit.recommended(
+            ">=0.19,<0.20",
+            "a wheel built for 12.1 has traps for FP8 kernels",
+            target="gb10",
+            kind="installed",
+        ),
+        kit.optional(">=0.11.1", "a way around CUTLASS's FP8 kernels", target="gb10"),
+    ),
+    upstream="never the default; from 0.22.0 --linear-backend torch does the same",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.14.1",
+            _OLD,
+            "class Fp8LinearOp:\n    def __init__(self):\n        "
+            f"self.cutlass = {_OLD_BEFORE}\n",
+            f"{_OLD_HELPER}\n\nclass Fp8LinearOp:\n    def __init__(self):\n        "
+            f"self.cutlass = {_OLD_AFTER}\n",
+        ),
+        kit.Example(
+            "0.25.1",
+            kit.REGISTRIES[0],
+            f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
+        ),
+    ),
+)

@@ -1,6 +1,7 @@
 """Prefill of gated delta nets (Qwen3.5 and later) by FlashInfer on SM12x."""
 
 from functools import partial
+from textwrap import indent
 from types import SimpleNamespace
 
 from patchkit.recipes.vllm import kit
@@ -53,3 +54,22 @@ def _resolve(head: int, cuda: int, code: kit.Code) -> list[str]:
         config = SimpleNamespace(additional_config=request, model_config=model)
         backends.append(code.get(_PATH, _SCOPE)(config)[1])
     return backends
+
+
+FIX = kit.Fix(
+    title="Prefill of gated delta nets by FlashInfer on SM12x",
+    symptom="--gdn-prefill-backend flashinfer is given, and the log says Triton/FLA.",
+    why="The FlashInfer that these releases pin has a kernel for SM12x; they know of 9.0 and 10.x.",
+    needs=(kit.optional(">=0.28,<0.30", "an upgrade to 0.30 does as much"),),
+    upstream="0.30.0 (vllm#55715) takes FlashInfer on SM12x",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.28.0",
+            _PATH,
+            f"def {_SCOPE}():\n{indent(_BEFORE, '    ')}",
+            f"def {_SCOPE}():\n{indent(_AFTER, '    ')}",
+        ),
+    ),
+)

@@ -177,3 +177,38 @@ def dispatched(
         if all(_COMPARE[sign](version, int(n)) for sign, n in comparisons):
             return str(function)
     return ""
+
+
+FIX = kit.Fix(
+    title="INT8 with zero points runs on SM12x",
+    symptom='"This kernel only supports sm[80, 89)." and a trap from INT8 models with zero points '
+    "(to 0.14: results that are never written); scaled_mm_c2x.cu takes twelve minutes to compile.",
+    why="On SM12x cutlass_scaled_mm_azp takes Ampere's kernels, and the list leads to 8.9+PTX, "
+    "where a guard makes traps of them; what takes the minutes are kernels for 8.9 that SM12x "
+    "never reaches. Built for the device itself, with a guard that lets it through, they are "
+    "machine code; what only older devices reach is left out unless one is built for.",
+    needs=(kit.recommended(">=0.11.1", "a trap, after twelve minutes of one core"),),
+    upstream="not in 0.33.0",
+    look=look,
+    prove=prove,
+    layer="build",
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _CMAKE,
+            _LIST,
+            _LIST_WITH_SM12X,
+            beside={
+                _GUARDS[0]: f"{_STRUCT} : Kernel {{\n  #if {_WIDER}\n  #endif\n}};\n",
+                f"{_CUTLASS[0]}/{_ENTRY}": "void cutlass_scaled_mm_azp() {\n}\n",
+                f"{_CUTLASS[0]}/scaled_mm_c2x.cu": _USING_AND_ARCHS
+                + "".join(
+                    f"void {name}(Tensor& out) {{\n"
+                    + _LEFT_OUT.format(check="TORCH_CHECK", name=name)
+                    + "#endif\n}\n"
+                    for name in _NOT_REACHED
+                ),
+            },
+        ),
+    ),
+)

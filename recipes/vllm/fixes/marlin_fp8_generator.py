@@ -60,3 +60,31 @@ def _supports_fp8(tree: kit.SourceTree, path: str, archs: str) -> bool:
     names: dict[str, object] = {"sys": SimpleNamespace(argv=[path, archs])}
     kit.execute(compile(ast.Module([*body, statement], []), path, "exec"), names)
     return bool(names[_FLAG])
+
+
+FIX = kit.Fix(
+    title="Marlin FP8-input kernels for every SM12x",
+    symptom='"marlin kernel with fp8 activation is not built." on a build for 12.1a.',
+    why="The generators compare the arch with 89 and 120; for 12.1a they see 121 and leave the "
+    "FP8-input kernels out.",
+    needs=(
+        kit.required(
+            ">=0.12,<0.22",
+            "a 12.1a build lacks kernels that 12.0 has",
+            arch="native",
+            target="gb10",
+        ),
+    ),
+    upstream="0.22.0 asks for arch // 10 == 12",
+    look=look,
+    prove=prove,
+    layer="build",
+    examples=(
+        kit.Example(
+            "0.19.1",
+            "csrc/quantization/marlin/generate_kernels.py",
+            f"{_FLAG} = False\nfor arch in archs:\n    {_BEFORE}\n        {_FLAG} = True\n",
+            f"{_FLAG} = False\nfor arch in archs:\n    {_AFTER}\n        {_FLAG} = True\n",
+        ),
+    ),
+)

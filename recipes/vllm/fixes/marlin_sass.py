@@ -41,3 +41,28 @@ def _is_marlin(entry: kit.ArchList, request: kit.Request) -> bool:
         return False
     has_ptx = any(item.endswith("+PTX") for item in entry.items)
     return has_ptx and "MARLIN" in entry.variable
+
+
+FIX = kit.Fix(
+    title="Marlin kernels as SASS for the device",
+    symptom="Garbled output from Marlin MoE models; minutes of PTX compilation at the first start.",
+    why="The lists end in 8.0+PTX, so a GB10 compiles compute_80 PTX by itself. Before 0.23 that "
+    "was reported to give wrong results in Marlin MoE; real machine code does not.",
+    needs=(
+        kit.required(">=0.11.1,<0.23", "Marlin MoE from PTX was reported wrong"),
+        kit.recommended(
+            ">=0.23", "repacking kernels still come from PTX", arch="native"
+        ),
+    ),
+    upstream="0.23.0 added 12.0f to the kernel lists (#40923); repacking is PTX in every release",
+    look=look,
+    layer="build",
+    examples=(
+        kit.Example(
+            "0.19.1",
+            _PATH,
+            'cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX" "${CUDA_ARCHS}")\n',
+            'cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX;12.1a" "${CUDA_ARCHS}")\n',
+        ),
+    ),
+)

@@ -55,3 +55,26 @@ def _decide_backend(code: kit.Code) -> object:
     code.put(_PYTHON, "QuantFP8", kit.Anything())
     code.get(_PYTHON, _SCOPE)("")  # raises ValueError where it refuses
     return "allowed"
+
+
+FIX = kit.Fix(
+    title="Marlin W4A8-FP8 allowed on 12.1",
+    symptom='"Marlin W4A8-FP8 only support SM89 or SM120 device" with VLLM_MARLIN_INPUT_DTYPE=fp8.',
+    why="The checks compare the capability with exactly 120; the kernels are the same on 12.1.",
+    needs=(
+        kit.recommended(
+            ">=0.12,<0.23", "VLLM_MARLIN_INPUT_DTYPE=fp8 is refused", target="gb10"
+        ),
+    ),
+    upstream="0.22.0 (Python and MoE) and 0.23.0 (dense) accept SM12x",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.19.1",
+            _PYTHON,
+            f"def {_SCOPE}(prefix):\n    return {_CAPABILITY}\n",
+            f"def {_SCOPE}(prefix):\n    return {_CAPABILITIES}\n",
+        ),
+    ),
+)

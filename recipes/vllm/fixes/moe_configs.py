@@ -171,18 +171,41 @@ def _rows_found(tree: kit.SourceTree, device: str) -> dict[str, object]:
 
 _EXAMPLE = next(config for config in _CONFIGS if "N=704" in config.file)
 
-EXAMPLES = (
-    kit.Example(
-        "0.25.1",
-        _EXAMPLE.path,
-        None,
-        _EXAMPLE.shipped,
-        beside={
-            _PATH: f'NAMING = f"{_NAMING}"\n{_TOLERANT})\n',
-            **{c.path: c.shipped for c in _CONFIGS if c is not _EXAMPLE},
-        },
+FIX = kit.Fix(
+    title="Tuned MoE kernel configs for the GB10",
+    symptom='"Using default MoE config. Performance might be sub-optimal!" on a GB10.',
+    why="vLLM looks for a file that is named after experts, size, device, dtype and block shape, "
+    "and ships none for NVIDIA_GB10 before 0.28.0, two from then on. The ones collected here "
+    "go where the release looks; a file of upstream's is left alone. They are optional "
+    "because nobody has shown that they help: one report of +65.7 % stands alone against +3.5 "
+    "% in the kernel and no difference when served, two were tuned for SGLang's form of the "
+    "kernel, and a tuned file stays as it is while upstream's defaults get better. Without a "
+    "block shape in its name a file is never read for block-FP8 checkpoints: that reported "
+    "one (E=512,N=512, no block shape) serves FP8 with scales per tensor or channel alone. "
+    "VLLM_TUNED_CONFIG_FOLDER names a folder of your own, which is searched first.",
+    needs=(
+        kit.optional(
+            ">=0.11.1",
+            "the kernel runs without them, on upstream's defaults",
+            target="gb10",
+        ),
     ),
-)
-EVIDENCE = tuple(
-    kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established) for c in _CONFIGS
+    upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
+    evidence=tuple(
+        kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established) for c in _CONFIGS
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.25.1",
+            _EXAMPLE.path,
+            None,
+            _EXAMPLE.shipped,
+            beside={
+                _PATH: f'NAMING = f"{_NAMING}"\n{_TOLERANT})\n',
+                **{c.path: c.shipped for c in _CONFIGS if c is not _EXAMPLE},
+            },
+        ),
+    ),
 )

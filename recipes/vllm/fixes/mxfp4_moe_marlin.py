@@ -48,3 +48,25 @@ def _decide_backend(code: kit.Code) -> object:
     code.put(_PATH, "has_triton_kernels", lambda: True)
     code.put(_PATH, "is_torch_equal_or_newer", lambda _version: True)
     return code.get(_PATH, _SCOPE)(False).name
+
+
+FIX = kit.Fix(
+    title="MXFP4 MoE (gpt-oss) takes Marlin on SM12x",
+    symptom="gpt-oss fails inside triton_kernels on vLLM 0.11.1 or 0.11.2.",
+    why="Every capability from 9.0 on takes triton_kernels if they are installed; on SM12x they "
+    "lacked what they need.",
+    needs=(
+        kit.required(">=0.11.1,<0.12", "Triton's MXFP4 kernels do not run on SM12x"),
+    ),
+    upstream="0.12.0 limits Triton to 9.0 and 10.x",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.11.2",
+            _PATH,
+            f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",
+            f"{_HELPER}\n\ndef {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
+        ),
+    ),
+)

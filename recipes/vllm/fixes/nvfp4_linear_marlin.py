@@ -1,6 +1,7 @@
 """NVFP4 linear layers on Marlin: 4-bit weights, 16-bit activations."""
 
 from functools import partial
+from textwrap import indent
 
 from patchkit.recipes.vllm import kit
 
@@ -148,3 +149,39 @@ def prove(case: kit.Case) -> str:
             kit.Decision(what, kit.nvfp4_scheme, wanted="CompressedTensorsW4A16Fp4")
         )
     return "; ".join(kit.prove_decisions(case, decisions))
+
+
+FIX = kit.Fix(
+    title="NVFP4 linear layers take Marlin on 12.1",
+    symptom="Garbage, an illegal instruction or a CUTLASS error from an NVFP4 model.",
+    why="FlashInfer's and vLLM's FP4 GEMMs come first on everything from 10.0 on. On SM12x they "
+    "were reported to give wrong numbers, depending on model and version, without any message. "
+    "Marlin keeps the 4-bit weights and computes in 16 bits; decoding is bound by memory, so it "
+    "costs little there and some speed in prefill.",
+    needs=(
+        kit.recommended(
+            ">=0.11.1,<0.28", "the FP4 GEMMs were reported wrong on 12.x", target="gb10"
+        ),
+        kit.optional(
+            ">=0.28", "upstream's GB10 recipes use the native FP4 GEMMs", target="gb10"
+        ),
+    ),
+    upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
+    "marlin from 0.22.0",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.25.1",
+            kit.REGISTRIES[0],
+            f"def {_INIT}():\n    return {_BEFORE}\n",
+            f"{_FIRST}\n\ndef {_INIT}():\n    return {_AFTER}\n",
+        ),
+        kit.Example(
+            "0.19.1",
+            _SELECT[0],
+            f"def {_SELECT[1]}():\n{indent(_SELECT[2], '    ')}",
+            f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[3], '    ')}",
+        ),
+    ),
+)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from patchkit.recipes.vllm import kit
 
 _EXPERTS = "vllm/model_executor/layers/fused_moe/b12x.py"
+_SCOPE = "select_nvfp4_moe_backend"
 _BEFORE = "        NvFp4MoeBackend.MARLIN,\n        NvFp4MoeBackend.HUMMING,\n"
 _AFTER = f"        NvFp4MoeBackend.B12X,\n{_BEFORE}"
 
@@ -42,3 +43,23 @@ def _decide(is_installed: bool, is_weight_only: bool, code: kit.Code) -> str:
     package = SimpleNamespace(is_supported=lambda: True) if is_installed else None
     code.put(_EXPERTS, "get_b12x_fused_moe", lambda: package)
     return kit.nvfp4_moe(code, is_weight_only=is_weight_only)
+
+
+FIX = kit.Fix(
+    title="NVFP4 experts with 16-bit activations take b12x before Marlin",
+    symptom="nvidia/Qwen3.6-35B-A3B-NVFP4 lands on Marlin although vllm[b12x] is installed.",
+    why="b12x has kernels for SM12x, and vLLM asks it what it supports, but only if --moe-backend "
+    "names it. Without b12x, with expert parallelism or 4-bit activations nothing changes.",
+    needs=(kit.optional(">=0.29", "upstream's GB10 recipes take Marlin"),),
+    upstream="vllm#54669 (open); --moe-backend b12x from 0.29.0 on",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.33.0",
+            kit.NVFP4_MOE,
+            f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_BEFORE}    ]\n",
+            f"def {_SCOPE}():\n    AVAILABLE_BACKENDS = [\n{_AFTER}    ]\n",
+        ),
+    ),
+)

@@ -1,5 +1,7 @@
 """NVFP4 mixture-of-experts layers on Marlin: 4-bit weights, 16-bit activations."""
 
+from textwrap import indent
+
 from patchkit.recipes.vllm import kit
 
 _ORACLE = "select_nvfp4_moe_backend"
@@ -125,3 +127,55 @@ def prove(case: kit.Case) -> str:
         wanted="MARLIN",
         changed=kit.SM12X if all_sm12x else kit.GB10,
     )
+
+
+FIX = kit.Fix(
+    title="NVFP4 MoE layers take Marlin on 12.1",
+    symptom="An NVFP4 MoE model stops in cutlass_fp4_moe_mm on vLLM 0.11; later, garbage or a "
+    "crash from FlashInfer's fused MoE.",
+    why="0.11 has no SM120 MoE kernel, but trusts a gate that speaks of dense GEMMs. Later ones "
+    "prefer FlashInfer's and vLLM's CUTLASS kernels, which were reported to give wrong numbers on "
+    "12.x for some models. --moe-backend and VLLM_USE_FLASHINFER_MOE_FP4 still decide if set.",
+    needs=(
+        kit.required(">=0.11.1,<0.12", "the chosen MoE kernel is not built"),
+        kit.recommended(
+            ">=0.12,<0.23",
+            "native FP4 was reported wrong on 12.x; Marlin is built as machine code",
+            target="gb10",
+            kind="source",
+        ),
+        kit.optional(
+            ">=0.12,<0.23",
+            "upstream's wheels carry Marlin MoE as PTX, which was reported wrong on 12.x too",
+            target="gb10",
+            kind="installed",
+        ),
+        kit.recommended(
+            ">=0.23,<0.28", "native FP4 was reported wrong on 12.x", target="gb10"
+        ),
+        kit.optional(
+            ">=0.28",
+            "upstream's GB10 recipes take Marlin for some models, native FP4 for others",
+            target="gb10",
+        ),
+    ),
+    upstream="0.12.0 has an SM120 NVFP4 MoE kernel; from 0.17.0 --moe-backend marlin",
+    look=look,
+    prove=prove,
+    requires=("marlin_sass",),
+    examples=(
+        kit.Example(
+            "0.11.2",
+            _OLD,
+            f"def {_OLD_SCOPE}():\n{indent(next(iter(_DETECTED)), '    ')}",
+            f"def {_OLD_SCOPE}():\n{indent(_detected(next(iter(_DETECTED))), '    ')}",
+        ),
+        kit.Example(
+            "0.25.1",
+            kit.NVFP4_MOE,
+            f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
+            f"AVAILABLE_BACKENDS = []\n\n\n{_FIRST}\n\ndef {_ORACLE}():\n"
+            f"{indent(_FORMAT_AFTER, '    ')}",
+        ),
+    ),
+)

@@ -101,3 +101,31 @@ def _wrong(group: kit.Group, what: str) -> kit.ProofError:
         why="the CMake files were edited by hand, or upstream changed the macro",
         hint="`patchkit archs` shows every group, stock beside patched",
     )
+
+
+FIX = kit.Fix(
+    title="No machine code of older devices beside PTX",
+    symptom="A build for 12.1a compiles files to sm_80, sm_89 and sm_90 code that no GB10 loads.",
+    why="For an entry as 8.9+PTX the macro that sets -gencode makes machine code and PTX, even if "
+    "nothing is built for 8.x; a device of another major version takes the PTX. In 0.25.1 that is "
+    "hadamard_transform_cuda.cu; without int8_azp scaled_mm_c2x.cu, too. An arch of the same major "
+    "version in the list brings the machine code back. "
+    "FlashAttention 2 is 52 sources of 8.0+PTX.",
+    needs=(kit.recommended(">=0.11.1", "build time and size only"),),
+    upstream="never: upstream builds one wheel for all devices",
+    look=look,
+    prove=prove,
+    layer="build",
+    majors=(11, 12),
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _PATH,
+            f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_BEFORE}  endforeach()\n"
+            "endmacro()\n",
+            f"{_MACRO}\n  foreach(_ARCH ${{arg_CUDA_ARCHS}})\n{_AFTER}  endforeach()\n"
+            "endmacro()\n",
+            beside={_FLASH: _READ_AND_FILTERED},
+        ),
+    ),
+)

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext, suppress
 from functools import partial
+from textwrap import indent
 from types import SimpleNamespace
 
 from patchkit.recipes.vllm import kit
@@ -121,3 +122,31 @@ def _read(
     with suppress(TimeoutError):
         next(queue.acquire_read(timeout_s, timeout_s is None))
     return [time // 1000 for time in (ring.spun, ring.slept, ring.now)]
+
+
+_EXAMPLE = (
+    "class SpinCondition:\n    def __init__(\n        self,\n{}    ): ...\n\n"
+    "    def wait(self, timeout_ms=None):\n{}\n"
+)
+FIX = kit.Fix(
+    title="Readers of the workers' ring rest between two steps",
+    symptom="With two ranks or more, two cores of a Spark are at 100 % and hot while it generates.",
+    why="A reader spins for a second after each message before it rests. Steps come every 20 to 60 "
+    "ms, so EngineCore and the workers beside it never rest, and CPU and GPU share power and heat. "
+    "With 2 ms they do. A notification may be dropped, and who rests often must not oversleep: a "
+    "reader looks at the ring every 100 ms. VLLM_SHM_BROADCAST_BUSY_LOOP_S sets other seconds. "
+    "VLLM_USE_SPINLOOP_EXT has to stay 0, and the ranks of other nodes have no ring.",
+    needs=(kit.recommended(">=0.18", "a core spins for EngineCore and each worker"),),
+    upstream="vllm#52814 (open) has the variable, with 1 s as the default; #51950 was closed",
+    look=look,
+    prove=prove,
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _RING,
+            _EXAMPLE.format(_SECOND, indent(_SLEEP, " " * 8)),
+            _EXAMPLE.format(_SET, indent(_SLEEP_BRIEFLY, " " * 8)),
+            beside={_ENVS: f"{_SETTING}{_NEIGHBOUR}{_IGNORED_TOO}"},
+        ),
+    ),
+)

@@ -77,3 +77,27 @@ def prove(case: kit.Case) -> str:
         ):
             return f"the build is called {label}"
     raise kit.ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
+
+
+FIX = kit.Fix(
+    title="A version of its own for a patched build",
+    symptom="pip and `vllm --version` cannot tell a patched build from upstream's.",
+    why="From 0.20 on CUDA 13.0 is upstream's main CUDA, so a build gets no local version at all. "
+    "VLLM_VERSION_OVERRIDE still wins when it is set.",
+    needs=(kit.recommended(">=0.11.1", "a patched build looks like upstream's"),),
+    upstream="never: the label is patchkit's own",
+    look=look,
+    prove=prove,
+    last=True,
+    layer="build",
+    majors=(11, 12),
+    examples=(
+        kit.Example(
+            "0.33.0",
+            _PATH,
+            f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            f"def {_SCOPE}():\n    return "
+            f'os.getenv("{_VARIABLE}", "0.33.0+cu130.gb10.p8c1d0fb4")\n',
+        ),
+    ),
+)

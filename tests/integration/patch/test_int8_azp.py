@@ -7,7 +7,7 @@ import pytest
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case
 from patchkit.process import run
-from patchkit.recipes.vllm.fixes.int8_azp import prove
+from patchkit.recipes.vllm.fixes.int8_azp import FIX
 from support.needed import need
 from support.selection import RELEASES
 from tools.seen import unproved
@@ -32,7 +32,7 @@ def test_another_dispatch_is_refused(release):
         active=frozenset(),
     )
     with pytest.raises(ProofError, match=r"built for 12\.1a") as refused:
-        prove(case)
+        FIX.prove(case)
     assert "SM12x reaches  and cutlass_scaled_mm_sm120" in refused.value.what
 
 

@@ -1,6 +1,7 @@
 """Every fix: complete metadata, and examples that are true."""
 
 import ast
+import tomllib
 from typing import get_args
 
 import pytest
@@ -50,6 +51,12 @@ def test_metadata_is_complete_and_needs_select_known_releases():
         for example in fix.examples:
             assert Version(example.version) in recipe.supported, fix.id
             assert fix.need(Version(example.version), example.arch) is not None, fix.id
+
+
+def test_the_evidence_of_a_recipe_is_about_its_fixes():
+    for recipe in RECIPES:
+        evidence = tomllib.loads((recipe.home / "evidence.toml").read_text())
+        assert set(evidence) <= {fix.id for fix in recipe.fixes}
 
 
 @pytest.mark.parametrize(("fix", "example"), EXAMPLES)
