@@ -11,8 +11,12 @@ from pathlib import Path
 import click
 
 from patchkit.cli import group
+from patchkit.cli.runtime.env import env_command
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
+from patchkit.runtime.envfile.env_file import NODES_MAX
+from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.rules import rule
 from patchkit.runtime.rules.presets import named_preset
 from support import readme
 from support.terminal import runnable
@@ -186,3 +190,14 @@ def test_a_release_of_vllm_that_is_an_example_is_the_one_that_readme_takes():
     }
     assert len(named) > 5
     assert {row for row in named if not row.endswith(f": {readme.release()}")} == set()
+
+
+def test_options_of_verbs_take_what_the_rooms_below_take():
+    """options.toml repeats words and a number that other files decide."""
+    options = {option.name: option.type for option in env_command.params}
+    facts = rule.CHOICES
+
+    assert list(options["kind"].choices) == [*map(str, Format)]
+    assert options["nodes"].max == NODES_MAX
+    assert list(options["topology"].choices) == ["auto", *facts["topology"][1:]]
+    assert list(options["executor"].choices) == ["auto", *facts["executor"][1:]]
