@@ -11,15 +11,15 @@ from patchkit.cluster.agent.fingerprint import keep_fingerprint
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
 from patchkit.doctor.answers import (
+    TEXTS,
     AnswerCase,
     answer_findings,
     choose_former,
     fingerprint,
-    unkept_finding,
 )
 from patchkit.doctor.peers.node_report import unchecked
 from patchkit.errors import PatchkitError
-from patchkit.finding import Finding
+from patchkit.finding import Finding, finding_from_text
 from patchkit.quoting import quoted
 
 _LINES = 5000  # of each node's journal: more than a start writes
@@ -60,7 +60,9 @@ def check_answers(
     try:
         head.call(NoneType, keep_fingerprint, fingerprint=kept)
     except (PatchkitError, OSError) as error:
-        findings.append(unkept_finding(head.destination, error))
+        where = head.destination
+        unkept = finding_from_text(TEXTS, "answers-unkept", where, refusal=error)
+        findings.append(unkept)
     return findings
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start
 from patchkit.cluster.agent.group_script import NOT_HERE
@@ -16,15 +16,14 @@ from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 
-_TEXTS = "answers.toml"
+TEXTS = "answers.toml"
 _SHOWN = 60  # characters of a text of the model
 _NEVER = 20.0  # nats a token: another tokenizer
 _HIGH = 1e6  # a perplexity that no vocabulary has
-_WORST = 700.0  # nats a token: a float holds no larger perplexity
 _CERTAIN = 1e-6  # the least chance of another token
 _MADE_HERE = "/patchkit/venvs/"  # environments of `patchkit cluster install`
 _FAILED = 500  # statuses of HTTP from here on are the server's fault
-_CHATS = {"chat", "tool"}
+_CHATS = ("chat", "tool")
 _SUMMED = (Level.ERROR, Level.OK)
 _Judged = Iterator[tuple[str, Mapping[str, object]]]
 
@@ -111,7 +110,7 @@ class AnswerCase:
 def _perplexity(texts: Iterable[Sequence[float]]) -> float:
     values = [value for text in texts for value in text]
     mean = -sum(values) / max(len(values), 1)
-    return math.exp(min(mean, _WORST))
+    return math.exp(min(mean, _NEVER))
 
 
 def _figure(texts: Iterable[Sequence[float]], places: int) -> str:
@@ -130,16 +129,18 @@ def find_back_ends(lines: Iterable[str]) -> str:
 def fingerprint(
     case: AnswerCase, findings: Sequence[Finding], now: float
 ) -> Fingerprint:
-    """Return what is kept of the answers; ``now`` is in seconds since 1970."""
-    levels = {finding.level for finding in findings}
-    texts = [finding.what for finding in findings if finding.level in _SUMMED]
-    is_right = levels.intersection(_SUMMED) == {Level.OK}
+    """Return what is kept of the answers.
+
+    The worst of ``findings`` comes first; ``now`` is in seconds since 1970.
+    """
+    summed = [(each.level, each.what) for each in findings if each.level in _SUMMED]
+    worst, summary = next(iter(summed), (Level.UNKNOWN, ""))
     return Fingerprint(
         start=case.answers.start,
         time=now,
         logprobs=case.chances,
-        summary="".join(texts[:1]),
-        is_right=case.is_complete and is_right,
+        summary=summary,
+        is_right=case.is_complete and worst is Level.OK,
     )
 
 
@@ -172,15 +173,10 @@ def answer_findings(where: str, case: AnswerCase) -> list[Finding]:
     """Return the findings about a model's answers, the worst ones first."""
     common = case.words()
     findings = [
-        finding_from_text(_TEXTS, f"answers-{about}", where, **{**common, **fields})
+        finding_from_text(TEXTS, f"answers-{about}", where, **{**common, **fields})
         for about, fields in _judge(case)
     ]
     return sorted(findings, key=lambda finding: list(Level).index(finding.level))
-
-
-def unkept_finding(where: str, error: Exception) -> Finding:
-    """Return the finding about answers that could not be kept."""
-    return finding_from_text(_TEXTS, "answers-unkept", where, refusal=error)
 
 
 def _judge(case: AnswerCase) -> _Judged:
@@ -227,8 +223,9 @@ def _judge_move(case: AnswerCase) -> _Judged:
     # A passage that one of both starts refused says nothing.
     chances = case.chances
     shared = chances.keys() & former.logprobs.keys()
-    gaps = [_gap(former.logprobs[name], chances[name]) for name in shared]
-    shift = max(gaps, default=0.0)
+    shift = max(
+        (_gap(former.logprobs[name], chances[name]) for name in shared), default=0.0
+    )
     changes = _changes(case.answers.start, former.start)
     for about, bound in _BOUNDS.moved.items():
         if shift > bound:
@@ -294,7 +291,7 @@ def _answer_gaps(first: Reply, second: Reply) -> tuple[float, float]:
 
 def _judge_words(case: AnswerCase) -> _Judged:
     """Judge the answers that need a chat template, parsers, or a long text."""
-    for reply in (case.reply("chat"), case.reply("tool")):
+    for reply in map(case.reply, _CHATS):
         fields = {"text": _quote([reply])}
         for parser, marks in _BOUNDS.marks.items():
             if re.search(marks, reply.text):
@@ -317,12 +314,8 @@ def _judge_refusals(case: AnswerCase) -> _Judged:
             about = _kind_of_refusal(reply)
             kinds.setdefault((about, reply.refusal), {})[reply.about] = None
 
-    # A server that fails at chats alone has another fault than a kernel.
-    failing = chain(*(names for (about, _), names in kinds.items() if about == "crash"))
-    crash = "template" if _CHATS.issuperset(failing) else "failed"
     for (about, refusal), names in kinds.items():
-        found = about.replace("crash", crash)
-        yield found, {"kind": ", ".join(names), "refusal": refusal}
+        yield about, {"kind": ", ".join(names), "refusal": refusal}
 
 
 def _kind_of_refusal(reply: Reply) -> str:
@@ -330,4 +323,6 @@ def _kind_of_refusal(reply: Reply) -> str:
         return "failed"
     if reply.status in NOT_HERE:
         return "unserved"
-    return "crash" if reply.status >= _FAILED else "unasked"
+    if reply.status < _FAILED:
+        return "unasked"
+    return "template" if reply.about in _CHATS else "failed"
