@@ -49,7 +49,7 @@ _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile("[0-9]+")
 _HARMLESS = re.compile("|".join(_SEVERE["harmless"]))
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
-_SHOWN = 1000  # characters of a line around a hit
+_SHOWN = 1000  # characters of a line around the one that is looked at
 _ANSWERED = [re.compile(form.encode()) for form in FORMS["answered"]]
 
 
@@ -222,8 +222,9 @@ def scan(
             log.unread = f"after line {line.number}: {limit}"
             break
 
-        read_lines = [log_line(near.number, near.text) for near in window]
-        middle = read_lines[window.index(line)]
+        read_lines = [log_line(near.number, near.text[:_SHOWN]) for near in window]
+        middle = log_line(line.number, line.text)
+        read_lines[window.index(line)] = middle
         if kind is None:
             kind = kinds[shape] = _Kind(middle.stream)
 
