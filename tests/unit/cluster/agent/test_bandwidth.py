@@ -11,6 +11,7 @@ from patchkit.cluster.agent.bandwidth import has_tool, receive, transmit
 from patchkit.cluster.net.measure import judge_rate
 from patchkit.errors import HostError
 from support import write_files
+from support.needed import need
 
 TOKEN = "0123456789abcdef" * 2
 HERE, LO = "127.0.0.2", "lo"
@@ -91,6 +92,7 @@ def test_a_stranger_in_the_receivers_place_gets_no_data():
 
 @pytest.mark.parametrize("place", ["", "0.0.0.0"])
 def test_ib_write_bw(tmp_path, monkeypatch, place):
+    need("ss")
     tool = write_files(tmp_path, {"ib_write_bw": TOOL.replace("PLACE", place)}, 0o755)
     monkeypatch.setenv("PATH", f"{tool}:{os.environ['PATH']}")
     assert has_tool()
