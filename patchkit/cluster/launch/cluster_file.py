@@ -21,7 +21,7 @@ from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
 MODELS = "~/models"
-# It becomes a part of names of units, folders and Kubernetes' objects.
+# It becomes a part of names of units and folders.
 _NAME = r"[a-z]([a-z0-9-]{0,29}[a-z0-9])?"
 # NAME[:TAG][@sha256:HEX], as in github.com/distribution/reference, regexp.go: HEX is a registry's
 # digest, or the id of an image that was built here.
