@@ -27,7 +27,7 @@ _NAME = r"[a-z]([a-z0-9-]{0,29}[a-z0-9])?"
 # digest, or the id of an image that was built here.
 _PART = "[a-z0-9]+(?:(?:[.]|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = "[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/"
-_IMAGE = (
+IMAGE = (
     f"|(?:{_REGISTRY})?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
     "(?:@sha256:[0-9a-f]{64})?"
 )
@@ -81,7 +81,7 @@ class ServeChoices:
     is never, None the device's own floor.
     """
 
-    image: Annotated[str, matching(_IMAGE, "an image: NAME[:TAG][@sha256:HEX]")] = ""
+    image: Annotated[str, matching(IMAGE, "an image: NAME[:TAG][@sha256:HEX]")] = ""
     engine: Literal["docker", "podman"] = "docker"
     frozen: int = 120
     memory_floor: float | None = None

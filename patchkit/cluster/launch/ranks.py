@@ -136,6 +136,12 @@ def drafter_folder(serve: ServeChoices) -> str:
     return ServedModel(name="", source=source, preset=None).folder
 
 
+def model_folders(cluster: ClusterFile, model: ServedModel) -> list[str]:
+    """Return the folders of the model and of the one that drafts, as cluster.toml names them."""
+    folders = (model.folder, drafter_folder(cluster.serve))
+    return [*filter(None, folders)]
+
+
 def _choose_preset(choice: str, model: str) -> Preset | None:
     """Return the preset that ``choice`` names, else that of the model; None for "none".
 

@@ -12,7 +12,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.ranks import (
     PlannedRank,
     ServedModel,
-    drafter_folder,
+    model_folders,
     other_model,
     planned_ranks,
     refuse_ray,
@@ -62,8 +62,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         )
 
     served = served_model(cluster, model)
-    folders = (served.folder, drafter_folder(serve))
-    facts = cluster.facts([*filter(None, folders)])
+    facts = cluster.facts(model_folders(cluster, served))
     _require_ready(cluster, facts)
     if served.folder:
         _require_same_model(cluster, served, facts)

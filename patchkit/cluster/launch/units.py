@@ -25,7 +25,12 @@ from patchkit.cluster.agent.node_facts import PROGRAMS
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile, ServeChoices
 from patchkit.cluster.launch.containers import Container
-from patchkit.cluster.launch.ranks import PlannedRank, ServedModel, absolute
+from patchkit.cluster.launch.ranks import (
+    PlannedRank,
+    ServedModel,
+    absolute,
+    model_folders,
+)
 from patchkit.digests import digest
 from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES
@@ -303,16 +308,16 @@ class GroupUnits:
         }
 
     def model_folders(self, rank: PlannedRank) -> tuple[str, ...]:
-        """Return the folder that a container needs to read the model, () if it needs none."""
+        """Return the folders that a container needs to read the model and the one that drafts."""
         models = absolute(self.cluster.model_folder, rank.facts)
-        folder = absolute(self.model.folder, rank.facts)
-
-        if folder.startswith(f"{models}/"):
-            return (models,)
-        if folder:
+        mounts = []
+        for name in model_folders(self.cluster, self.model):
+            folder = absolute(name, rank.facts)
+            if folder.startswith(f"{models}/"):
+                folder = models
             # A snapshot in the Hub's cache links to files beside it: the folder above has both.
-            return (re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder),)
-        return ()
+            mounts.append(re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder))
+        return tuple(dict.fromkeys(mounts))
 
 
 def _cache_flag(

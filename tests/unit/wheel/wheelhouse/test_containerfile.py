@@ -3,9 +3,11 @@
 import ast
 import re
 
+import pytest
 from click.testing import CliRunner
 
 from patchkit.cli import group
+from patchkit.errors import UsageError
 from patchkit.records import RECIPES
 
 TEXT = (RECIPES / "export" / "Containerfile").read_text()
@@ -31,3 +33,10 @@ def test_the_smoke_test_is_python_that_finds_this_process_without_a_libnccl(capf
     ast.parse(statements)
     exec(statements.replace('("torch", "vllm")', "()"))
     assert capfd.readouterr().out == "\n"
+
+
+@pytest.mark.parametrize("image", ["a\nRUN x", "--platform=x y", "$(id)"])
+def test_an_image_has_a_name(image):
+    words = ["export", "kubernetes", "m", "--image", image, "--vllm", "0.33.0"]
+    done = CliRunner().invoke(group, words)
+    assert isinstance(done.exception, UsageError) or done.exit_code == 2
