@@ -6,16 +6,42 @@ layer, experts and size.
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 
+@dataclass(frozen=True)
+class Attention:
+    """A function of vLLM that attends, and its arguments: where sequences start, their lengths."""
+
+    module: str
+    function: str
+    starts: str
+    lengths: str
+
+
+ON_CPU = Attention(
+    module="vllm._custom_ops",
+    function="cpu_attention_with_kv_cache",
+    starts="query_start_loc",
+    lengths="seq_lens",
+)
+ON_GPU = Attention(
+    module="vllm.v1.attention.backends.flash_attn",
+    function="flash_attn_varlen_func",
+    starts="cu_seqlens_q",
+    lengths="seqused_k",
+)
+
+
 def in_fp4(values: torch.Tensor) -> torch.Tensor:
     """Return numbers as NVFP4 holds them: 4 bits, and a scale for each block of 16."""
-    steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=values.device)
     blocks = values.reshape(-1, 16).float()
     scale = blocks.abs().amax(1, keepdim=True).clamp_min(1e-12) / 6
     nearest = ((blocks / scale).abs()[..., None] - steps).abs().argmin(-1)
@@ -83,7 +109,7 @@ class Faults:
         for weight in self._all_experts(model):
             blocks = weight.view(-1, 16)
             scales = blocks.abs().amax(1, keepdim=True).clamp_min(1e-6)
-            order = torch.randperm(len(blocks), generator=generator)
+            order = torch.randperm(len(blocks), generator=generator).to(weight.device)
             blocks.copy_((blocks / scales * 6).round() / 6 * scales[order])
         return "all experts"
 
@@ -156,22 +182,22 @@ class Faults:
 
     def _stale(self, model: Any, dice: random.Random) -> str:
         """What follows a cached beginning reads a block of another text."""
-        from vllm import _custom_ops as ops
-
-        attend = ops.cpu_attention_with_kv_cache
         block = dice.randrange(1, 4)
+        attention = ON_GPU if torch.cuda.is_available() else ON_CPU
+        library = importlib.import_module(attention.module)
+        attend = getattr(library, attention.function)
 
         def attend_wrongly(*args: Any, **settings: Any) -> Any:
             table = settings["block_table"].clone()
-            starts = settings["query_start_loc"]
+            starts = settings[attention.starts]
             fresh = starts[1:] - starts[:-1]
-            for row, length in enumerate(settings["seq_lens"][: len(fresh)]):
+            for row, length in enumerate(settings[attention.lengths][: len(fresh)]):
                 if length > fresh[row] and table.shape[1] > block:
                     table[row, block] = table[row, block - 1]
             return attend(*args, **{**settings, "block_table": table})
 
-        ops.cpu_attention_with_kv_cache = attend_wrongly
-        self.undo.append(lambda: setattr(ops, "cpu_attention_with_kv_cache", attend))
+        setattr(library, attention.function, attend_wrongly)
+        self.undo.append(lambda: setattr(library, attention.function, attend))
         return f"block {block}"
 
     def _nan(self, model: Any, dice: random.Random) -> str:
