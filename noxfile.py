@@ -344,6 +344,17 @@ def answers_proof(session: nox.Session) -> None:
     _module(session, "e2e.proofs.answers_proof", work, *session.posargs)
 
 
+@nox.session(name="why-proof")
+def why_proof(session: nox.Session) -> None:
+    """Slow servers: does `bench --why` name the part at fault? On GPUs with vLLM, else stand-ins.
+
+    `nox -s why-proof -- [--seconds N] [GROUP ...]`.
+    """
+    _install(session, "test")
+    work = str(session.cache_dir.resolve() / "why-proof")
+    _module(session, "e2e.proofs.why", work, *session.posargs)
+
+
 @nox.session
 def lifecycle(session: nox.Session) -> None:
     """Two and three nodes with a real systemd, stand-ins for vLLM, and something that breaks.

@@ -43,6 +43,8 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TOKENS = (1, 64)
 _WIDE = 1024
 _DEEP = 2048
+_STREAK = 50  # all-reduces in a row, as a step of a model has them
+_BUFFER = 512 << 20  # bytes that no cache of a GPU holds
 
 Answer = dict[str, Any]
 # triton.language, which try_triton imports: the kernel must find it under this global name.
@@ -417,8 +419,80 @@ def try_all_reduce(settings: Answer) -> Answer:
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
         figures[f"gigabytes_per_second_{size}"] = round(moved / seconds / 1e9, 3)
 
+        start = time.perf_counter()
+        for _ in range(_STREAK):
+            dist.all_reduce(data)
+        torch.cuda.synchronize()
+        seconds = (time.perf_counter() - start) / _STREAK
+        figures[f"microseconds_in_a_row_{size}"] = round(seconds * 1e6, 1)
+
     dist.barrier()
     return {"figures": figures}
+
+
+def try_decode(settings: Answer) -> Answer:
+    """Measure what limits a decoding step: the memory, and the kernels of a layer in a CUDA graph.
+
+    Settings are the bytes of weights ``layer_bytes`` of one of the ``layers``, the width
+    ``hidden``, the ``tokens`` of a step, and how many products (``matrices``) and other kernels
+    (``small``) a layer has. The weights are random, in BF16, whatever the model's are.
+    """
+    torch = _require_gpu()
+    hidden = settings["hidden"]
+    size = min(settings["layer_bytes"], _BUFFER)
+    rows = max(size // (2 * hidden * settings["matrices"]), 1)
+    layers = min(settings["layers"], _BUFFER // size)
+    kind = {"device": "cuda", "dtype": torch.bfloat16}
+    weights = [
+        torch.zeros(rows, hidden, **kind) for _ in range(layers * settings["matrices"])
+    ]
+    tokens = torch.zeros(settings["tokens"], hidden, **kind)
+    products = torch.empty(settings["tokens"], rows, **kind)
+
+    def run_layers() -> None:
+        for weight in weights:
+            torch.matmul(tokens, weight.t(), out=products)
+        for _ in range(layers * settings["small"]):
+            tokens.mul_(1.0)
+
+    source = torch.zeros(_BUFFER // 4, device="cuda", dtype=torch.float16)
+    target = torch.empty_like(source)
+    wide = torch.zeros(_BUFFER // 4 // hidden, hidden, **kind)
+    one = tokens[:1]
+
+    layer_seconds = _time_graph(torch, run_layers) / layers
+    copy_seconds = _time_graph(torch, lambda: target.copy_(source))
+    product_seconds = _time_graph(torch, lambda: torch.matmul(one, wide.t()))
+    copied = 2 * source.nbytes / copy_seconds
+    read = wide.nbytes / product_seconds
+    return {
+        "figures": {
+            "copy_gigabytes_per_second": round(copied / 1e9, 1),
+            "product_gigabytes_per_second": round(read / 1e9, 1),
+            "layer_microseconds": round(layer_seconds * 1e6, 2),
+            "layer_bytes": 2 * rows * hidden * settings["matrices"],
+        }
+    }
+
+
+def _time_graph(torch: Any, work: Callable[[], object]) -> float:
+    """Return the seconds of some work of the GPU, replayed as a CUDA graph: the fastest of ten."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+
+    times = []
+    for _ in range(10):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return float(min(times))
 
 
 def try_routing(settings: Answer) -> Answer:
@@ -493,6 +567,7 @@ STEPS: dict[str, Callable[[Answer], Answer]] = {
     "fp8": try_fp8,
     "nvfp4": try_nvfp4,
     "all-reduce": try_all_reduce,
+    "decode": try_decode,
     "routing": try_routing,
 }
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from patchkit.doctor.archive import FieldMap, pack_archive, take_out_names
@@ -35,7 +35,7 @@ class Proof:
     ``code`` is library of vLLM → device code → number of fat binaries that hold it.
     ``machines`` and ``findings`` are those of a report of doctor. ``parts`` have no lines: these
     are files of logs in the archive. ``seconds`` is the time for the whole proof; some parts ran
-    at the same time.
+    at the same time. ``step`` is what `bench --why` kept last on this machine, {} for nothing.
     """
 
     schema: Literal[2]
@@ -51,6 +51,7 @@ class Proof:
     machines: tuple[Mapping[str, Any], ...]
     findings: tuple[Mapping[str, Any], ...]
     seconds: float = 0.0
+    step: Mapping[str, Any] = field(default_factory=dict)
 
 
 def pack_proof(

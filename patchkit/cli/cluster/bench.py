@@ -35,9 +35,13 @@ from patchkit.cluster.bench.rounds import (
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import server_at
+from patchkit.doctor.speed.explain import step_lines
+from patchkit.doctor.speed.measure import StepRequest, explain_server, keep_step
 from patchkit.errors import UsageError
+from patchkit.frozen import Fields
 
 _COUNT = click.IntRange(1)
+_COUNTS = (1, 8, 32)
 _PROMPTS = 4  # prompts of a load: so many times its concurrency
 
 
@@ -49,6 +53,11 @@ def _read_counts(text: str) -> list[int]:
 class _Bench(VerbGroup):
     default_command = "run"
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `bench --why MODEL` for the default command, whose option comes first."""
+        words = [self.default_command] if args[:1] == ["--why"] else []
+        return super().parse_args(ctx, [*words, *args])
+
 
 @click.group(cls=_Bench)
 def bench_command() -> None:
@@ -58,6 +67,7 @@ def bench_command() -> None:
       patchkit up openai/gpt-oss-20b
       patchkit bench openai/gpt-oss-20b
       patchkit bench MODEL --url http://HOST:8000
+      patchkit bench --why MODEL
       patchkit bench diff RESULTS OTHERS
     """
 
@@ -69,18 +79,23 @@ def bench_command() -> None:
 @options_of("bench-tokens")
 @option(
     "--concurrency N,N",
-    "Requests at once.",
+    "Requests at once; default: 1,8,32, and 1 with --why.",
     type=_read_counts,
-    default="1,8,32",
-    show_default=True,
 )
 @option("--rounds", "Repetitions.", default=ENOUGH, show_default=True)
 @options_of("bench")
+@options_of("bench-why")
 @rendered
 def run_bench(
     model: str, cluster: Cluster, folder: Path | None, **options: Any
 ) -> Blocks:
     """Measure a model that `patchkit up` serves, or the server at --url."""
+    day = date.today().isoformat()
+    folder = folder or Path(f"bench-{Path(model).name}-{day}")
+    if options["explains"]:
+        yield from _explain(model, cluster, folder, options)
+        return
+
     loads = [
         BenchLoad(
             depth=options["depth"],
@@ -88,14 +103,12 @@ def run_bench(
             concurrency=count,
             prompts=_PROMPTS * count,
         )
-        for count in options["concurrency"]
+        for count in options["concurrency"] or _COUNTS
     ]
 
     server = _measured_server(model, cluster, options["url"], options["venv"] or "")
     if options["tokenizer"]:
         server = replace(server, tokenizer=options["tokenizer"])
-    day = date.today().isoformat()
-    folder = folder or Path(f"bench-{Path(model).name}-{day}")
     measure_rounds(server, loads, options["rounds"], folder, tell)
 
     all_series = read_series(folder)
@@ -106,6 +119,28 @@ def run_bench(
         if series.figure in MAIN
     )
     yield f"kept: {folder}/digest.json, raw/"
+
+
+def _explain(model: str, cluster: Cluster, folder: Path, options: Fields) -> Blocks:
+    """Explain a step for each number of requests; keep what is said of the last one."""
+    venv = options["venv"]
+    for count in options["concurrency"] or (1,):
+        request = StepRequest(
+            cluster=cluster,
+            model=model,
+            url=options["url"] or "",
+            requests=count,
+            log=options["log"],
+            python=f"{venv}/bin/python" if venv else "",
+            seconds=options["seconds"],
+            tell=tell,
+        )
+        explained = explain_server(request)
+        yield {"step": explained}
+        yield from step_lines(explained)
+
+    keep_step(explained, folder)
+    yield f"kept: {folder}/why.json"
 
 
 def _measured_server(

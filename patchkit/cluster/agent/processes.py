@@ -46,7 +46,7 @@ def run_tool(
 class Process:
     """A process of this machine; ``state`` is the kernel's letter: R, S, D, T, Z …
 
-    ``user`` is its UID, ``size`` its resident memory in KiB.
+    ``user`` is its UID, ``size`` its resident memory in KiB, ``parent`` the PID of its parent.
     """
 
     pid: int
@@ -54,6 +54,7 @@ class Process:
     state: str
     user: int = 0
     size: int = 0
+    parent: int = 0
 
 
 def read_processes() -> Iterator[Process]:
@@ -74,6 +75,7 @@ def read_processes() -> Iterator[Process]:
                 state=state,
                 user=user,
                 size=int(numbers[20]) * mmap.PAGESIZE >> 10,
+                parent=int(numbers[0]),
             )
 
 

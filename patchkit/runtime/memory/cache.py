@@ -32,7 +32,7 @@ _SIMILAR = 1.5  # groups whose sizes differ by less are filled up to the larger 
 _SPARSE_BYTES = 656
 _SCALE_BYTES = 4  # of the indexer, for its 128 values of one byte
 
-_DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 # Beginnings of keys in configs of models whose cache is compressed, or of another form.
 _OTHER_CACHE = ("compress", "hybrid_layer", "linear_attn_config")
@@ -123,7 +123,7 @@ def cache_shape(
         return None
     if DRAFTING in flags:
         # A drafter attends to all tokens, too, mostly with one layer.
-        drafting_layers = [read_count(config, key) for key in _DRAFTING_LAYERS]
+        drafting_layers = [read_count(config, key) for key in DRAFTING_LAYERS]
         kinds += ["all"] * min(max(*drafting_layers, 1), _MOST_LAYERS)
     if "--disable-hybrid-kv-cache-manager" in flags:
         kinds = ["all" if kind == "window" else kind for kind in kinds]

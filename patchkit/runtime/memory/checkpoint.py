@@ -98,7 +98,7 @@ def find_checkpoint(model: str, environment: Values) -> Checkpoint | None:
     If there are several, return the one with the most bytes read for a token. Return None if none
     can be read.
     """
-    folders = _model_folders(model, environment)
+    folders = model_folders(model, environment)
     checkpoints = filter(None, map(folder_checkpoint, folders))
     return max(checkpoints, key=lambda checkpoint: checkpoint.reads, default=None)
 
@@ -250,7 +250,7 @@ def download_folder(model: str, environment: Values) -> Path:
     return Path(cache, "models--" + model.replace("/", "--"))
 
 
-def _model_folders(model: str, environment: Values) -> Iterator[Path]:
+def model_folders(model: str, environment: Values) -> Iterator[Path]:
     """Yield the folder that ``model`` names, and the snapshots of its downloads."""
     yield Path(model)
     yield from download_folder(model, environment).glob("snapshots/*")
@@ -262,7 +262,7 @@ def weights_gib(model: str, environment: Values) -> float | None:
     Only files named ``*.safetensors`` count, and no link to a blob that is not downloaded yet.
     """
     largest = 0
-    for folder in _model_folders(model, environment):
+    for folder in model_folders(model, environment):
         size = sum(file.stat().st_size for file in _weight_files(folder))
         largest = max(largest, size)
     return largest / BYTES_PER_GIB or None
