@@ -211,7 +211,7 @@ class _Case:
         microseconds = positive_number(all_reduce.figures.get(figure)) or None
 
         kernel_ms = None
-        if gpu.figures and self.layers:
+        if gpu.figures and bandwidth:
             layer = float(gpu.figures["layer_microseconds"])
             read = float(gpu.figures["layer_bytes"]) / bandwidth / 1000
             kernel_ms = max(layer - read, 0.0) * self.layers / 1000
