@@ -12,7 +12,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from patchkit.doctor.symptoms.lines import FORMS
-from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_causes
+from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
     BEHIND,
@@ -40,7 +40,7 @@ from patchkit.runtime.rules.rule import Condition, Situation, is_met
 _EXCEPTION = TextPattern(
     "an exception",
     ("error", "exception", "timeoutexpired"),
-    r"^(?!\S*Cancelled)[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)"
+    r"^(?!\S*Cancelled)(?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)|Exception)"
     r"(?:\([\w.]{1,200}\))?(?::\s|$)",
     flags=re.MULTILINE,
 )
@@ -122,6 +122,7 @@ class ReadLog:
     """The diagnoses of a log, the first cause first.
 
     ``strange`` is the first error that no symptom describes; None if a diagnosis is a root error.
+    ``family`` are the causes of the library whose frame is the deepest before it.
     The last start of a server is judged: the server serves from the line ``serving`` on, and was
     stopped in order at the line ``stopped``; 0 means never. ``earlier`` is the first error of the
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
@@ -131,6 +132,7 @@ class ReadLog:
 
     diagnoses: tuple[Diagnosis, ...]
     strange: Hit | None
+    family: tuple[Cause, ...] = ()
     unread: str = ""
     serving: int
     stopped: int
@@ -225,7 +227,8 @@ def _judge_start(
     lives = server_lives(streams, answered)
 
     diagnoses = []
-    for diagnosis in _diagnose(_Evidence(log, facts, whole)):
+    evidence = _Evidence(log, facts, whole)
+    for diagnosis in _diagnose(evidence):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
         hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
         diagnosis = replace(diagnosis, hit=hit, outlived=not unsurvived)
@@ -245,6 +248,7 @@ def _judge_start(
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
+        family=evidence.library_causes(strange) if strange else (),
         request=request,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
@@ -387,12 +391,12 @@ class _Evidence:
 
     def possible_causes(
         self,
-        symptom: Symptom,
+        candidates: Iterable[Cause],
         hit: Hit,
     ) -> tuple[Cause, ...]:
         """Return the first cause that is not excluded if it is proved, else all not excluded."""
         causes: list[Cause] = []
-        for cause in symptom.cause:
+        for cause in candidates:
             if self._excludes(cause, hit):
                 continue
             if self._proves(cause) and not causes:
@@ -400,6 +404,20 @@ class _Evidence:
             causes.append(cause)
 
         return tuple(causes)
+
+    def library_causes(self, hit: Hit) -> tuple[Cause, ...]:
+        """Return the possible causes of the library whose frame is the deepest before a hit."""
+        deepest_causes: tuple[Cause, ...] = ()
+        deepest_line = hit.number - _TRACEBACK_LINES
+        for library in libraries():
+            causes = self.possible_causes(library.cause, hit)
+            for frame in self.log.hits_of(library.frames):
+                is_deeper = deepest_line < frame.number <= hit.number
+                if causes and is_deeper and frame.who == hit.who:
+                    deepest_line = frame.number
+                    deepest_causes = causes
+
+        return deepest_causes
 
     def _excludes(self, cause: Cause, hit: Hit) -> bool:
         """Return whether a fact, the text of the hit, or another text of the log rules it out."""
@@ -449,33 +467,18 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             continue
 
         hit = min(log.hits_of(symptom.says), key=_by_number)
-        if symptom.frames:
-            symptom = _with_library(symptom, hit, log)
-        elif symptom.pinned:
+        if symptom.pinned:
             symptom = _with_pin(symptom, hit, evidence)
+
+        causes = evidence.possible_causes(symptom.cause, hit)
+        if symptom.frames:
+            causes = evidence.library_causes(hit) or causes
 
         yield Diagnosis(
             symptom=symptom,
             hit=hit,
-            causes=evidence.possible_causes(symptom, hit),
+            causes=causes,
         )
-
-
-def _with_library(
-    symptom: Symptom,
-    hit: Hit,
-    log: Scan,
-) -> Symptom:
-    """Return a symptom with the causes of the library whose frame is the deepest before a hit."""
-    deepest_line = hit.number - _TRACEBACK_LINES
-    for library in libraries():
-        for frame in log.hits_of(library.frames):
-            is_before = deepest_line < frame.number <= hit.number
-            if is_before and frame.who == hit.who:
-                deepest_line = frame.number
-                symptom = replace(symptom, cause=library.cause)
-
-    return symptom
 
 
 def _with_pin(
@@ -487,14 +490,11 @@ def _with_pin(
     lines = evidence.log.lines
     numbers = range(hit.number - BEFORE, hit.number)
     frames = "\n".join(lines.get(number, "") for number in numbers)
-    causes = dict(pinned_causes(hit.text, frames, evidence.facts))
-    if not symptom.follows:
-        causes.pop(NO_RELEASE, None)
-
-    if not causes:
+    cause = pinned_cause(hit.text, frames, evidence.facts)
+    if cause is None or (cause.id == NO_RELEASE and not symptom.follows):
         return symptom
 
-    return replace(symptom, cause=tuple(causes.values()), follows=False)
+    return replace(symptom, cause=(cause,), follows=False)
 
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:

@@ -11,7 +11,7 @@ from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
 from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.errors import HostError
-from patchkit.finding import Finding, Findings, Level
+from patchkit.finding import Finding, Findings, Level, worst
 from patchkit.runtime.rules.rule import Situation, describe_condition
 
 _SHOWN = 300  # characters of a text in a finding
@@ -51,9 +51,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
     if consequences:
         findings[0] = _with_consequences(findings[0], consequences)
 
-    is_well = all(
-        finding.level not in (Level.ERROR, Level.WARNING) for finding in findings
-    )
+    is_well = not worst(findings, Level.ERROR, Level.WARNING)
     if log.earlier:
         judged = f"an earlier start failed, the last of {log.begun} is judged"
         earlier = Finding(
@@ -121,7 +119,7 @@ def _with_consequences(
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     """Return the finding of an error that no symptom describes.
 
-    It shows the lines of the same writer around the error.
+    It shows the lines of the same writer around the error, and whose frame is the deepest.
     """
     last_line = hit.number + hit.text.count("\n") + _BEHIND
 
@@ -132,13 +130,15 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
             if line.who == hit.who and line.text.strip():
                 shown.append(line.text.strip()[:_SHOWN])
 
+    shown += [cause.cause for cause in log.family]
+    cures = [cause.cure for cause in log.family]
     return Finding(
         kind=HostError,
         about="unknown",
         line=hit.number,
         what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
         why="\n".join(shown),
-        hint=_REPORT,
+        hint="\n".join([*cures, _REPORT]),
         sure="not decided",
     )
 

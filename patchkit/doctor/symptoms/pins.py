@@ -14,8 +14,8 @@ from patchkit.runtime.rules.releases import read_table, release, within
 from patchkit.runtime.rules.rule import Situation
 
 PINS = RECIPES / "vllm" / "pins.tsv"
-NO_RELEASE = "no-release"
-"""The release of vLLM is not known."""
+NO_RELEASE = "release-unknown"
+"""The cause whose release of vLLM is not known."""
 
 _NAME = re.compile(r"[\w.-]+(?:\[.*?\])?")
 _NO_NUMBER = re.compile(r"\.(?:post|dev)\d+|\.\*")
@@ -44,14 +44,11 @@ def package_file() -> PackageFile:
     return read_toml(PackageFile, RECIPES / "doctor" / "packages.toml")
 
 
-def pinned_causes(text: str, frames: str, facts: Situation) -> Mapping[str, Cause]:
-    """Return how a call into a package that fails is judged → the cause.
-
-    Nothing is returned if ``text`` and ``frames`` name no package.
-    """
+def pinned_cause(text: str, frames: str, facts: Situation) -> Cause | None:
+    """Return the cause of a call into a package that fails; None if the texts name no package."""
     package = _package_at_fault(text, frames)
     if package is None:
-        return {}
+        return None
 
     vllm = facts.get("vllm", "0")
     table = read_table(PINS)
@@ -71,7 +68,7 @@ def pinned_causes(text: str, frames: str, facts: Situation) -> Mapping[str, Caus
         name: text.format_map(values)
         for name, text in package_file().cause[judged].items()
     }
-    return {judged: Cause(**cause)}
+    return Cause(**cause)
 
 
 def _package_at_fault(text: str, frames: str) -> Package | None:
@@ -84,7 +81,7 @@ def _package_at_fault(text: str, frames: str) -> Package | None:
 def _judge(installed: str, pin: str) -> str:
     """Return how an installed version stands to a requirement, as packages.toml names it."""
     if not pin:
-        return NO_RELEASE
+        return "no-release"
     if not installed:
         return "unknown"
 
