@@ -244,3 +244,38 @@ def test_the_cause_and_the_node_of_a_known_error():
     assert log.first.symptom.id == "cuda-12-library-missing"
     assert nodes[log.first.hit.number - 1] == "spark@10.0.0.2"
     assert [each.symptom.follows for each in log.diagnoses] == [False, True]
+
+
+FRAME = (
+    '(EngineCore pid=9) ERROR 11-22 10:00:00 [a.py:1]   File "/v/{}", line 9, in f\n'
+)
+RAISED = "(EngineCore pid=9) ERROR 11-22 10:00:00 [a.py:1] {}\n"
+STALE = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "about", "part"),
+    [
+        (["vllm/config/a.py"], "ValueError: bad", "unknown", "options are refused"),
+        (
+            ["torch/_dynamo/a.py", "flashinfer/a.py"],
+            "ValueError: bad",
+            "unknown",
+            "FlashInfer's",
+        ),
+        (["fastsafetensors/a.py"], "Exception: bad", "unknown", "weights do not come"),
+        (
+            ["flashinfer/a.py", "vllm/models/a.py"],
+            f"torch.AcceleratorError: {STALE}",
+            "illegal-memory-access",
+            "FlashInfer's",
+        ),
+    ],
+)
+def test_the_part_of_the_deepest_frame_is_named(frames, error, about, part):
+    """An error of CUDA is a kernel's, whatever called it."""
+    lines = [FRAME.format(frame) for frame in frames]
+    log = "".join([*lines, RAISED.format(error)])
+    first = judged(log.encode())[0]
+    assert first.about == about
+    assert part in first.why
