@@ -10,6 +10,7 @@ from types import NoneType
 from patchkit.cluster.agent.fingerprint import keep_fingerprint
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.cluster.ssh.node_findings import unchecked
 from patchkit.doctor.answers import (
     TEXTS,
     AnswerCase,
@@ -17,7 +18,6 @@ from patchkit.doctor.answers import (
     choose_former,
     fingerprint,
 )
-from patchkit.doctor.peers.node_report import unchecked
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, finding_from_text
 from patchkit.quoting import quoted

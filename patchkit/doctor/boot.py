@@ -5,12 +5,11 @@ from __future__ import annotations
 from patchkit.cluster.agent.boot_end import BootEnd, read_boot_end
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, run_on_all
+from patchkit.cluster.ssh.node_findings import make_finding
 from patchkit.doctor.cluster_checks import check_ssh
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.peers.node_report import NodeReport
-from patchkit.finding import Finding, Findings, finding_from_text
-
-_TEXTS = "boot.toml"
+from patchkit.finding import Finding, Findings
 
 
 def examine_boot(cluster: Cluster, boot: int) -> Examination:
@@ -38,11 +37,11 @@ def boot_findings(name: str, end: BootEnd) -> Findings:
     about = "boot-orderly" if end.orderly else "boot-reset"
     if end.unread:
         about = "boot-unread"
-    yield finding_from_text(_TEXTS, about, name, end=end)
+    yield make_finding(about, name, end=end)
 
     if end.kernel:
         count = len(end.kernel)
-        yield finding_from_text(_TEXTS, "boot-kernel", name, count=count, end=end)
+        yield make_finding("boot-kernel", name, count=count, end=end)
     if end.crashes:
         files = ", ".join(end.crashes)
-        yield finding_from_text(_TEXTS, "boot-crash", name, files=files)
+        yield make_finding("boot-crash", name, files=files)

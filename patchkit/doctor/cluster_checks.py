@@ -7,13 +7,11 @@ through this interface are "not checked".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.survey import node_findings, pair_findings
-from patchkit.cluster.net.addressing import find_cages
-from patchkit.cluster.net.checks import host_checks
 from patchkit.doctor.machine import disk_trouble, machine_findings
 from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import (
@@ -25,11 +23,9 @@ from patchkit.doctor.peers.node_report import (
 )
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.unit_findings import unit_findings
-from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level, finding_texts
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
-from patchkit.runtime.host.host import Host
 
 _WRONG = (Level.ERROR, Level.WARNING)
 NOT_WRONG = (Level.NOTE, Level.UNKNOWN, Level.OK)
@@ -41,11 +37,12 @@ def cluster_findings(
     reports: Reports,
 ) -> list[Finding]:
     """Return all findings: errors and warnings by their causes, then notes, unknown, and OK."""
-    findings = []
+    findings: list[Finding] = []
     for node in reports:
         findings += check_ssh(node)
         findings += check_disks(node)
 
+    findings += _machine_findings(reports)
     if len(reports) > 1:
         findings += cable_findings(reports)
 
@@ -55,7 +52,8 @@ def cluster_findings(
     findings += model_findings(file, reports)
     findings += unit_findings(file, reports)
 
-    findings += _uncovered(_machine_findings(reports), findings)
+    # The MTUs of two interfaces may be judged twice: as the cable's and as the cluster's.
+    findings = list(_uncovered(dict.fromkeys(findings)))
     # Checks of peers.toml rank in the order of that file. Others, which are about one machine,
     # rank behind its first one, silence, and before its faults between machines.
     causes = {
@@ -74,18 +72,17 @@ def cluster_findings(
 
 
 def _machine_findings(reports: Reports) -> list[Finding]:
-    """Return the findings of each machine and its network, and those of pairs of machines."""
+    """Return the findings of each machine, and those of pairs of machines."""
     findings: list[Finding] = []
     for node in reports:
         findings += machine_findings(node)
 
-    has_peers = len(reports) > 1
     facts_by_name = {node.node: node.facts for node in reports if node.facts}
     for name, facts in facts_by_name.items():
         findings += node_findings(name, facts)
-        for finding in _host_findings(facts.host, has_peers=has_peers):
-            text = ": ".join(filter(None, (finding.where, finding.what)))
-            findings.append(replace(finding, where=name, what=text, kind=HostError))
+        for remark in advice.find_remarks(facts.host):
+            text = ": ".join(filter(None, (remark.where, remark.what)))
+            findings.append(replace(remark, where=name, what=text))
 
     if reports[0].facts:
         findings += pair_findings(list(facts_by_name), list(facts_by_name.values()))
@@ -93,24 +90,8 @@ def _machine_findings(reports: Reports) -> list[Finding]:
     return findings
 
 
-def _host_findings(host: Host, *, has_peers: bool) -> Findings:
-    """Yield the remarks about a host, then findings about its network that no remark repeats."""
-    remarks = list(advice.find_remarks(host))
-    yield from remarks
-
-    cages = find_cages(host, cabled=True) if has_peers else None
-    if cages:
-        covered = {remark.about for remark in remarks}
-        for finding in host_checks(host, cages):
-            if finding.about not in covered:
-                yield finding
-
-
-def _uncovered(
-    of_machines: Sequence[Finding],
-    findings: Sequence[Finding],
-) -> Findings:
-    """Yield the findings of machines, except those that a more exact finding replaces.
+def _uncovered(findings: Collection[Finding]) -> Findings:
+    """Yield the findings, except those that a more exact finding replaces.
 
     A fault replaces a finding about the same node if its text in peers.toml ``covers`` that.
     """
@@ -118,26 +99,21 @@ def _uncovered(
     for text in finding_texts("peers.toml").values():
         covers.update(dict.fromkeys(text.covers, text.id))
 
-    wrong = set[tuple[str, str]]()
+    faults = {
+        (finding.about, node)
+        for finding in findings
+        if finding.level in _WRONG
+        for node in finding.where.split(", ")
+    }
+
     for finding in findings:
-        wrong |= _faults(finding)
-
-    for finding in of_machines:
         about = finding.about.lower().replace(" ", "-").replace("'", "")
-        nodes = finding.where.split(", ")
-
         covering = covers.get(about, "")
-        if wrong.isdisjoint((covering, node) for node in nodes):
-            named = replace(finding, about=about)
-            wrong |= _faults(named)
-            yield named
 
-
-def _faults(finding: Finding) -> set[tuple[str, str]]:
-    """Return pairs of check and node for each node of an error or warning, else an empty set."""
-    if finding.level not in _WRONG:
-        return set()
-    return {(finding.about, node) for node in finding.where.split(", ")}
+        nodes = finding.where.split(", ")
+        is_covered = not faults.isdisjoint((covering, node) for node in nodes)
+        if covering == finding.about or not is_covered:
+            yield replace(finding, about=about)
 
 
 @check("ssh")

@@ -14,8 +14,10 @@ from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
 from patchkit.cluster.models.model_files import ModelFolder
+from patchkit.cluster.net.checks import find_targets
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.cluster.ssh.node_findings import unchecked
 from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.cluster_checks import NOT_WRONG, cluster_findings
@@ -27,7 +29,6 @@ from patchkit.doctor.peers.node_report import (
     Reports,
     facts_for_causes,
     placed_files,
-    unchecked,
 )
 from patchkit.doctor.server import describe_server, server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
@@ -517,16 +518,8 @@ def _cable_addresses(report: NodeReport, peer: NodeReport) -> list[str]:
         return addresses
 
     host = report.facts.host
-    networks = set()
-    for netdev in host.netdevs:
-        if netdev.cage is not None and netdev.carrier:
-            networks |= {address.network for address in netdev.lasting}
-
-    for netdev in peer.facts.host.netdevs:
-        addresses += [
-            str(address.ip) for address in netdev.lasting if address.network in networks
-        ]
-
+    halves = [half for half in host.netdevs if half.cage is not None and half.carrier]
+    addresses += find_targets(host, halves, peer.facts.host)
     return [
         address for address in dict.fromkeys(addresses) if not host.has_address(address)
     ]

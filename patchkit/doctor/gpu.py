@@ -11,14 +11,10 @@ from collections.abc import (
 from dataclasses import replace
 
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.cluster.ssh.node_findings import make_finding, make_fine, unchecked
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
-from patchkit.doctor.peers.node_report import (
-    Reports,
-    make_finding,
-    make_fine,
-    unchecked,
-)
+from patchkit.doctor.peers.node_report import Reports
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import HostError, PatchkitError

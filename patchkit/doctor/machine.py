@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom
+from patchkit.cluster.ssh.node_findings import unchecked
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -13,7 +14,6 @@ from patchkit.doctor.peers.node_report import (
     check,
     facts_for_causes,
     require,
-    unchecked,
 )
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings

@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 
-from patchkit.doctor.peers.node_report import make_finding
+from patchkit.cluster.ssh.node_findings import make_finding
 from patchkit.finding import Findings
 from patchkit.frozen import Values
 from patchkit.records import RECIPES, read_toml

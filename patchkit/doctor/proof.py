@@ -46,7 +46,6 @@ from patchkit.frozen import Fields, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Gpu, Software
 
-_LOG = 2000  # lines of a server's log that are kept
 _GRACE = 20.0  # seconds
 PROOF_SETTINGS = read_toml(
     Fields,

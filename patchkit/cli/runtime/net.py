@@ -288,7 +288,7 @@ def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     if options["ssh"]:
         remote = Remote(options["ssh"])
         facts = remote.call(NodeFacts, look_at_node, name="patchkit", venv=VENV)
-        peer = facts.host
+        peer = (remote.destination, facts.host)
 
     is_live = root.resolve() == LIVE  # False for a saved copy
     checks = list(verify_network(host, cages, peer, options["peers"], live=is_live))

@@ -12,9 +12,10 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import pair_checks
+from patchkit.cluster.ssh.node_findings import make_finding
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import StorageError
-from patchkit.finding import Finding, Level, finding_from_text, finding_texts
+from patchkit.finding import Finding, Level, finding_texts
 from patchkit.frozen import Fields
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Host
@@ -48,15 +49,14 @@ def pair_findings(
     cages = find_cages(head.host, cabled=True)
 
     for name, worker in zip(worker_names, workers, strict=True):
-        pair = f"{head_name}, {name}"
-        for finding in pair_checks(head.host, cages, worker.host) if cages else ():
-            if finding.level is not Level.OK:
+        nodes = (head_name, name)
+        checks = pair_checks(head.host, cages, worker.host, nodes) if cages else ()
+        for finding in checks:
+            if finding.where in nodes:
+                yield finding
+            elif finding.level is not Level.OK:
                 what = f"{finding.where}: {finding.what}"
-                yield replace(
-                    finding,
-                    where=pair,
-                    what=what,
-                )
+                yield replace(finding, where=", ".join(nodes), what=what)
         yield from _software_findings(head_name, name, head, worker)
 
 
@@ -74,8 +74,7 @@ def _software_findings(
     names = {"first": first, "second": second}
     if head.host.system.machine == worker.host.system.machine:
         if head.venv and worker.venv and head.installation != worker.installation:
-            yield finding_from_text(
-                _TEXTS,
+            yield make_finding(
                 "installation",
                 pair,
                 **names,
@@ -90,8 +89,7 @@ def _software_findings(
 
     targets = (head.host.target, worker.host.target)
     if targets[0] != targets[1]:
-        yield finding_from_text(
-            _TEXTS,
+        yield make_finding(
             "devices",
             pair,
             **names,
@@ -110,11 +108,10 @@ def _image_difference(images: dict[str, ImageFacts | None]) -> Finding:
 
     if len(tagged) == 1:
         (stray,) = tagged
-        return finding_from_text(_TEXTS, "image-other", stray, image=ids[stray])
+        return make_finding("image-other", stray, image=ids[stray])
 
     first, second = images
-    return finding_from_text(
-        _TEXTS,
+    return make_finding(
         "images",
         f"{first}, {second}",
         first=first,
@@ -135,13 +132,8 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
     run = cause.get("run", finding_texts(_TEXTS)[about].run)
     cure = [word.format(image=image) for word in run]
 
-    finding = finding_from_text(
-        _TEXTS,
-        about,
-        name,
-        said=image.said,
-        command=ssh_command(name, *cure),
-    )
+    command = ssh_command(name, *cure)
+    finding = make_finding(about, name, said=image.said, command=command)
 
     kinds = {"image-disk-full": StorageError}
     return replace(finding, kind=kinds.get(about, finding.kind))
@@ -163,8 +155,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
 
     for about, is_fine in fine.items():
         if not is_fine:
-            command = ssh_command(name, *finding_texts(_TEXTS)[about].run)
-            yield finding_from_text(_TEXTS, about, name, command=command, **fields)
+            yield make_finding(about, name, **fields)
 
     if facts.image and facts.image.problem:
         yield image_finding(name, facts.image)

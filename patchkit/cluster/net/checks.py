@@ -17,10 +17,11 @@ from patchkit.cluster.net.addressing import (
     remove_joined,
     select_cages,
 )
+from patchkit.cluster.ssh.node_findings import make_finding, make_fine
+from patchkit.cluster.ssh.ssh import HERE, ssh_command
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level
-from patchkit.frozen import positional
-from patchkit.quoting import quoted
+from patchkit.frozen import Texts, positional
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.host import Host, Netdev, overlaps
 from patchkit.runtime.rules.releases import read_env_data
@@ -45,8 +46,8 @@ def judge_check(
     ``where`` is an interface, an address or a pair, and ``what`` says what was seen. The level (by
     default error) and the hint of a check that failed are those of the row ``check`` in
     network.toml, and so is the hint ``unknown`` of one that was not made. ``fields`` are filled
-    into hints; the field ``command`` is made of the row's words ``run``. ``about`` is the name that
-    is shown, by default ``check``.
+    into hints; the field ``command`` is made of the row's words ``run``, for the field ``node``.
+    ``about`` is the name that is shown, by default ``check``.
     """
     row = _NETWORK["checks"][check]
     level = Level.OK
@@ -60,7 +61,7 @@ def judge_check(
 
     if "{command}" in hint:
         words = [word.format_map(fields) for word in row["run"]]
-        fields["command"] = quoted(*words)
+        fields["command"] = ssh_command(str(fields.get("node", HERE)), *words)
     return Finding(
         level=level,
         where=where,
@@ -99,7 +100,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Findings:
     names = (line.netdev for line in plan.lines)
     netdevs = filter(None, map(host.netdev, names))
 
-    for remark in _machine_remarks(host, "plan", netdevs):
+    for remark in machine_remarks(host, "plan", netdevs):
         if remark.where in changed:
             # The plan mends what the remark is about, so there is nothing else to do.
             remark = replace(remark, hint="")
@@ -114,39 +115,68 @@ def plan_remarks(host: Host, plan: NetPlan) -> Findings:
             yield _judge_mtu(line.netdev, line.mtu)
 
 
-def host_checks(host: Host, cages: Cages) -> Findings:
-    """Yield the checks that need no peer, and the remarks about the machine and its cages."""
+def host_checks(
+    host: Host,
+    cages: Cages,
+    node: str = HERE,
+    names: Texts = (),
+) -> Findings:
+    """Yield the checks that need no peer: of cages, then of cables and networks.
+
+    ``node`` is the name of the machine for ssh. ``names`` are interfaces that a cluster uses, in
+    the cages or not.
+    """
     halves = list_halves(cages)
     used = _find_used(cages)
 
-    yield from _machine_remarks(host, "verify", halves)
     for number, twins in cages.items():
         if number in used or not used:
-            yield from _check_cage(host, number, twins)
+            yield from _check_cage(host, number, twins, node)
         else:
             second = _NETWORK["owners"]["second"]
             state = f"cabled, but without an address; not used: {second}"
             where = _join_names(twins)
             yield judge_check(False, where, "unused cage", state, f"cage {number}")
 
-    # Each half alone: the other half of its cage counts as another interface.
+    cluster_netdevs = [netdev for netdev in map(host.netdev, names) if netdev]
+    for netdev in cluster_netdevs:
+        if netdev not in halves:
+            yield _check_cable(netdev, node)
+
+    yield from _check_networks(host, halves, cluster_netdevs, node)
+
+
+def _check_cable(netdev: Netdev, node: str) -> Finding:
+    judge = make_fine if netdev.linked else make_finding
+    return judge("cable", netdev.name, netdev=netdev, node=node)
+
+
+def _check_networks(
+    host: Host,
+    halves: Sequence[Netdev],
+    cluster_netdevs: Sequence[Netdev],
+    node: str,
+) -> Findings:
+    """Check that no other interface, such as the other half of a cage, is in the same networks.
+
+    Each pair is one finding. An interface of the cluster keeps its address.
+    """
     clashes = [clash for half in halves for clash in overlaps(host, [half.name])]
-    for clash in clashes:
-        holder = f"{clash.other.name} ({clash.present})"
-        yield judge_check(
-            False,
-            clash.netdev.name,
-            "networks of its own",
-            f"{clash.address} is in one network with {holder}",
-            clash=clash,
-        )
+    for netdev in cluster_netdevs:
+        others = {other.name for other in host.netdevs if other != netdev}
+        clashes += overlaps(host, others)
 
-    if used and not clashes:
-        state = "no other interface is in them"
-        yield judge_check(True, "this host", "networks of its own", state)
+    pairs = {frozenset((row.netdev.name, row.other.name)): row for row in clashes}
+    for clash in pairs.values():
+        yield make_finding("networks", clash.netdev.name, clash=clash, node=node)
+
+    netdevs = dict.fromkeys([*cluster_netdevs, *halves])
+    names = _join_names(netdev for netdev in netdevs if netdev.ipv4)
+    if names and not clashes:
+        yield make_fine("networks", "this host", names=names)
 
 
-def _machine_remarks(
+def machine_remarks(
     host: Host,
     verb: str,
     halves: Iterable[Netdev],
@@ -169,10 +199,11 @@ def _check_cage(
     host: Host,
     number: int | None,
     twins: Sequence[Netdev],
+    node: str,
 ) -> Findings:
     for netdev in twins:
         rest = [twin for twin in twins if twin is not netdev]
-        yield from _check_half(host, netdev, rest)
+        yield from _check_half(host, netdev, rest, node)
 
     if len(twins) < 2 and number is not None:
         state = f"cage {number} has one half only"
@@ -183,15 +214,15 @@ def _check_half(
     host: Host,
     netdev: Netdev,
     twins: Sequence[Netdev],
+    node: str,
 ) -> Findings:
     is_unused = not netdev.carrier and not netdev.ipv4
     if is_unused and any(twin.carrier for twin in twins):
         return  # a remark says so if that costs bandwidth
 
-    name = netdev.name
-    yield judge_check(netdev.linked, name, "link", netdev.link_state, netdev=name)
-    yield _check_speed(netdev)
-    yield _judge_mtu(name, netdev.mtu)
+    yield _check_cable(netdev, node)
+    yield _check_speed(netdev, node)
+    yield _judge_mtu(netdev.name, netdev.mtu)
 
     # A half without an address has a remark if its twin has an address, or if it is in a bond.
     has_remark = netdev.master or any(twin.ipv4 or twin.master for twin in twins)
@@ -200,7 +231,7 @@ def _check_half(
         yield _check_gid(host, netdev)
 
 
-def _check_speed(netdev: Netdev) -> Finding:
+def _check_speed(netdev: Netdev, node: str) -> Finding:
     """Check the speed in Mbit/s. Each twin shows that of its cage, although it can carry half."""
     is_right = None
     state = "the driver does not say"
@@ -209,7 +240,8 @@ def _check_speed(netdev: Netdev) -> Finding:
         of_twin = _NETWORK["measure"]["expected"][0]
         is_right = netdev.speed == right
         state = f"{netdev.speed} of {right} Mbit/s for the cage; {of_twin} a twin"
-    return judge_check(is_right, netdev.name, "speed", state, netdev=netdev.name)
+    name = netdev.name
+    return judge_check(is_right, name, "speed", state, netdev=name, node=node)
 
 
 def _judge_mtu(name: str, mtu: int) -> Finding:
@@ -260,14 +292,19 @@ class _SharedNetwork:
     peers: tuple[Netdev, ...]
 
 
-def pair_checks(host: Host, cages: Cages, peer: Host) -> Findings:
-    """Yield the checks that compare two hosts: networks, MTU, addresses, twins, ports."""
+def pair_checks(
+    host: Host, cages: Cages, peer: Host, nodes: tuple[str, str]
+) -> Findings:
+    """Yield the checks that compare two hosts: networks, MTU, addresses, twins, ports.
+
+    ``nodes`` are the names of both for ssh. A finding about one host has its name as ``where``.
+    """
     ends = _with_masters(host, cages)
     peer_ends = find_cages(peer)
     shared = list(shared_networks(ends, peer))
     if not shared:
         state = "there is no address to compare"
-        yield judge_check(False, "both ends", "networks", state)
+        yield judge_check(False, "both ends", "common networks", state)
 
     for pair in shared:
         where = f"{pair.netdev.name} {pair.network}"
@@ -281,7 +318,8 @@ def pair_checks(host: Host, cages: Cages, peer: Host) -> Findings:
             plan=NetPlanOptions(network=pair.network).command_line(),
         )
         if is_one:
-            yield from _compare_ends(host, peer, pair, where)
+            yield compare_mtus(pair.netdev, pair.peers[0], nodes)
+            yield _compare_twins(host, peer, pair)
 
     if len(_find_used(ends)) > 1 and len(_find_used(peer_ends)) > 1:
         yield from _check_ring(shared)
@@ -325,18 +363,29 @@ def _twin_letter(host: Host, netdev: Netdev) -> str:
     return "A" if netdev.pci < twin.pci else "B"
 
 
-def _compare_ends(
-    host: Host,
-    peer: Host,
-    pair: _SharedNetwork,
-    where: str,
-) -> Findings:
-    """Yield the checks that compare the interfaces of two hosts in one network."""
+def compare_mtus(netdev: Netdev, peer: Netdev, nodes: tuple[str, str]) -> Finding:
+    """Compare the MTUs of two ends; if they differ, ``where`` is the node whose MTU is to change.
+
+    That is the one without the MTU of `net plan`; if neither has it, the smaller one.
+    """
+    ends = sorted(
+        zip((netdev, peer), nodes, strict=True),
+        key=lambda end: (end[0].mtu == _MTU, end[0].mtu),
+    )
+    (wrong, node), (right, other) = ends
+    if wrong.mtu == right.mtu:
+        return judge_check(True, netdev.name, "mtu", f"{right.mtu} at both ends")
+
+    what = f"{wrong.name} has an MTU of {wrong.mtu}, and {other} one of {right.mtu}"
+    words = ("sudo", "ip", "link", "set", wrong.name, "mtu", str(right.mtu))
+    command = ssh_command(node, *words)
+    return make_finding("mtu", node, what=what, command=command)
+
+
+def _compare_twins(host: Host, peer: Host, pair: _SharedNetwork) -> Finding:
+    """Check that a network has the same half of a cage at both ends."""
     netdev = pair.netdev
     end = pair.peers[0]
-    state = f"{netdev.mtu} here, {end.mtu} at the peer's {end.name}"
-    yield judge_check(netdev.mtu == end.mtu, where, "equal MTU", state)
-
     names = f"{netdev.name} and {end.name}"
     twin = _twin_letter(host, netdev)
     peer_twin = _twin_letter(peer, end)
@@ -345,7 +394,7 @@ def _compare_ends(
     if twin and peer_twin:
         is_same = twin == peer_twin
         state = f"{twin} here, {peer_twin} there"
-    yield judge_check(is_same, names, "same twin", state)
+    return judge_check(is_same, names, "same twin", state)
 
 
 def shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
@@ -368,12 +417,12 @@ def shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
 def verify_network(
     host: Host,
     cages: Cages,
-    peer: Host | None,
+    peer: tuple[str, Host] | None,
     addresses: Sequence[str],
     *,
     live: bool,
 ) -> Findings:
-    """Yield all checks of `net verify`.
+    """Yield all checks of `net verify`; ``peer`` is the name for ssh and the facts of a peer.
 
     ``live`` says that ``host`` is this machine, so that packets can be sent. ``addresses`` are the
     addresses of the peer that the user named; those in the facts of ``peer`` are tried as well.
@@ -381,11 +430,13 @@ def verify_network(
     halves = list_halves(cages)
     halves += host.masters(halves)
 
+    yield from machine_remarks(host, "verify", halves)
     yield from host_checks(host, cages)
     targets = dict.fromkeys(addresses)
     if peer:
-        yield from pair_checks(host, cages, peer)
-        targets |= dict.fromkeys(_find_targets(host, halves, peer))
+        name, peer_host = peer
+        yield from pair_checks(host, cages, peer_host, (HERE, name))
+        targets |= dict.fromkeys(find_targets(host, halves, peer_host))
     if live and targets:
         for way in try_ways(list(targets)):
             yield from _check_way(halves, way)
@@ -399,8 +450,8 @@ def verify_network(
     yield judge_check(None, _join_names(halves), check, state, "way to a peer")
 
 
-def _find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
-    """Yield the addresses of the peer that are in a network of ``halves``."""
+def find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
+    """Yield the lasting addresses of the peer that are in a network of ``halves``."""
     for netdev in peer.netdevs:
         for interface in netdev.lasting:
             address = str(interface.ip)

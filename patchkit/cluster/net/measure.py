@@ -14,15 +14,15 @@ from patchkit.cluster.net.checks import (
     shared_networks,
 )
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
+from patchkit.cluster.ssh.node_findings import make_finding
 from patchkit.errors import HostError, PatchkitError
-from patchkit.finding import Finding, Level, finding_from_text
+from patchkit.finding import Finding, Level
 from patchkit.frozen import Texts, positional
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.rules.releases import read_env_data
 
 _MEASURE = read_env_data("network")["measure"]
 _SECONDS = _MEASURE["seconds"]
-_TEXTS = "bandwidth.toml"
 _MOST = 1e4  # Gb/s: no cable carries more
 
 Node = tuple[Remote, Host]
@@ -74,14 +74,15 @@ def measure_network(
             sender, receiver = receiver, sender
 
         remote, host = sender
-        _remote, peer = receiver
+        peer_remote, peer = receiver
         try:
             cages = choose_checked_cages(host, names)
         except PatchkitError as error:
             error.what = f"{remote.destination}: {error.what}"
             raise
 
-        for finding in pair_checks(host, cages, peer):
+        ends = (remote.destination, peer_remote.destination)
+        for finding in pair_checks(host, cages, peer, ends):
             if finding.level is Level.ERROR:
                 yield finding, None
 
@@ -118,7 +119,7 @@ def _measure_halves(
     try:
         gbits = sum(require_all(rates))
     except PatchkitError as error:
-        return finding_from_text(_TEXTS, "bandwidth-unknown", where, error=error), None
+        return make_finding("bandwidth-unknown", where, error=error), None
     return judge_rate(gbits, len(halves), by, where), gbits
 
 
@@ -132,7 +133,7 @@ def judge_rate(gbits: float, halves: int, by: str, where: str) -> Finding:
     )
     expected = _MEASURE["expected"][place]
     fields = {"gbits": gbits, "by": by, "expected": expected}
-    return finding_from_text(_TEXTS, about, where, **fields)
+    return make_finding(about, where, **fields)
 
 
 def _measure_half(half: Half, by: str) -> float:

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from patchkit.cluster.agent.links import HEADERS, Way
-from patchkit.cluster.net.checks import netdevs_towards, way_checks
+from patchkit.cluster.net.addressing import find_cages
+from patchkit.cluster.net.checks import (
+    compare_mtus,
+    host_checks,
+    netdevs_towards,
+    way_checks,
+)
+from patchkit.cluster.ssh.node_findings import make_fine, unchecked
 from patchkit.cluster.ssh.ssh import explain_failure, sent_error
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -17,14 +24,10 @@ from patchkit.doctor.peers.node_report import (
     Outcome,
     Reports,
     check,
-    make_fine,
-    require,
-    unchecked,
 )
 from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import frozen
 from patchkit.runtime.host.host import Netdev, overlaps
-from patchkit.runtime.rules.releases import read_env_data
 
 _OF_WAYS = ("route", "way", "mtu")
 _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -77,17 +80,15 @@ def cable_findings(nodes: Reports) -> Findings:
     """Yield the findings of each node's end of the cable, and of the ways between them."""
     ends = [_cable_end(node, nodes) for node in nodes]
     for end in ends:
-        yield from check_cable(end)
-
+        yield from _network_findings(end)
         yield from check_address(end, ends[0])
         yield from check_address_twice(end)
-        yield from check_networks(end)
 
     # The ways between the head, the first end, and each worker, in both directions.
     head, *workers = ends
     for end in workers:
-        if head.mtu and end.mtu and head.mtu != end.mtu:
-            yield _other_mtu(head, end)
+        if head.holder and end.holder and head.mtu != end.mtu:
+            yield compare_mtus(head.holder, end.holder, (head.node, end.node))
 
     yield from check_ways(head, workers)
     for end in workers:
@@ -96,22 +97,21 @@ def cable_findings(nodes: Reports) -> Findings:
     yield from check_links(head, workers)
 
 
-def _other_mtu(head: CableEnd, worker: CableEnd) -> Finding:
-    """Return the finding about the end of two with different MTUs whose MTU is to be changed.
+def _network_findings(end: CableEnd) -> Findings:
+    """Yield the checks of a node's network, as `net verify` makes them there."""
+    if not end.netdevs:
+        for about in ("cable", "networks"):
+            yield unchecked(about, end.node, end.obstacle)
 
-    That is the one without the MTU of `net plan`; if neither has it, the smaller one.
-    """
-    planned = read_env_data("network")["plan"]["mtu"]
-    ends = sorted((head, worker), key=lambda end: (end.mtu == planned, end.mtu))
-    wrong, right = ends
+    if end.report.facts is None:
+        return
 
-    netdev = wrong.holder.name if wrong.holder else ""
-    words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
-    return wrong.report.find(
-        "mtu",
-        what=f"{netdev} has an MTU of {wrong.mtu}, and {right.node} one of {right.mtu}",
-        command=wrong.report.command(*words),
-    )
+    host = end.report.host
+    cages = find_cages(host, cabled=True)
+    names = tuple(netdev.name for netdev in end.netdevs)
+    for finding in host_checks(host, cages, end.node, names):
+        what = f"{finding.where}: {finding.what}"
+        yield replace(finding, where=end.node, what=what)
 
 
 def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
@@ -140,20 +140,6 @@ def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
         if owner is not node and str(address.ip) == owner.address
     ]
     return CableEnd(report=node, netdevs=netdevs, holder=holder, taken=tuple(taken))
-
-
-@check("cable")
-def check_cable(end: CableEnd) -> Outcome:
-    if not end.netdevs:
-        raise NotCheckedError(end.obstacle)
-
-    dark = [
-        end.report.find("cable", netdev=netdev.name, state=netdev.link_state)
-        for netdev in end.netdevs
-        if not netdev.linked
-    ]
-    shown = ", ".join(netdev.name for netdev in end.netdevs)
-    return dark or {"netdevs": shown}
 
 
 @check("address")
@@ -198,14 +184,6 @@ def _former_address_command(end: CableEnd, head: CableEnd) -> str:
 def check_address_twice(end: CableEnd) -> Outcome:
     end.report.part("facts")
     return end.taken or {}
-
-
-@check("networks")
-def check_networks(end: CableEnd) -> Outcome:
-    holder = require(end.holder, end.obstacle)
-    clashes = overlaps(end.report.host, [holder.name])
-    findings = [end.report.find("networks", overlap=clash) for clash in clashes]
-    return findings or {"netdev": holder.name}
 
 
 @check(*_OF_WAYS)

@@ -19,15 +19,11 @@ from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.processes import Listener, Process
+from patchkit.cluster.ssh.node_findings import make_finding, make_fine, unchecked
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError
-from patchkit.finding import (
-    Finding,
-    Level,
-    finding_from_text,
-    finding_texts,
-)
+from patchkit.finding import Finding
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.records import read_json
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
@@ -36,15 +32,6 @@ from patchkit.runtime.host.host import Host
 
 _ENV = "node.env"
 _GROUP = "group.json"
-_TEXT_FILES = (
-    "peers.toml",
-    "machine.toml",
-    "images.toml",
-    "nccl.toml",
-    "server.toml",
-    "gpu.toml",
-)
-
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
 """The result of a check: findings, or the fields for the text of a check that passed."""
@@ -59,53 +46,6 @@ def require(value: _Value | None, reason: str) -> _Value:
     if value is None:
         raise NotCheckedError(reason)
     return value
-
-
-def _file_of(about: str) -> str:
-    return next(name for name in _TEXT_FILES if about in finding_texts(name))
-
-
-def make_finding(about: str, where: str, **fields: object) -> Finding:
-    """Return the finding with the id ``about``; ``fields`` fill in its text.
-
-    The field ``command``, unless given, is made from the words of a command that the text has.
-    """
-    file = _file_of(about)
-    run = finding_texts(file)[about].run
-    if run and "command" not in fields:
-        words = [word.format_map(fields) for word in run]
-        fields["command"] = ssh_command(where, *words)
-
-    return finding_from_text(file, about, where, **fields)
-
-
-def make_fine(about: str, where: str, **fields: object) -> Finding:
-    """Return the finding that nothing is wrong; ``fields`` fill in the text of ``about``."""
-
-    text = finding_texts(_file_of(about))[about]
-    return Finding(
-        level=Level.OK,
-        where=where,
-        about=about,
-        what=text.fine.format_map(fields),
-        source=text.source.format_map(fields),
-    )
-
-
-def unchecked(
-    about: str,
-    where: str,
-    reason: str,
-    hint: str = "",
-) -> Finding:
-    """Return the finding that a check was not made, with the reason."""
-    return Finding(
-        level=Level.UNKNOWN,
-        where=where,
-        about=about,
-        what=f"not checked: {reason}",
-        hint=hint,
-    )
 
 
 def check(

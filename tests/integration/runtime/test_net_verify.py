@@ -190,11 +190,12 @@ def test_both_ends_by_the_peers_facts(nodes, tmp_path):
     checks = nodes.verify(*NAMED, *remote, rc=0, path=path)
     assert set(checks) >= ALL_WELL | {
         "both ends: addresses",
-        f"{QSFP[0]} 192.168.100.0/24: equal MTU",
+        f"{QSFP[0]}: mtu",
     }
     nodes.ip(1, "link", "set", OTHER[1], "mtu", "1500")
     checks = nodes.verify(*NAMED, *remote, rc=9, path=path)
-    assert checks[f"{QSFP[1]} 192.168.101.0/24: equal MTU"][0] == "error"
+    mtu = f"{OTHER[1]} has an MTU of 1500, and localhost one of 9000"
+    assert checks["me@peer: mtu"] == ("error", mtu)
 
 
 SSH = """\

@@ -124,7 +124,7 @@ FAULTS = [
         1,
         lambda r: netdev(r, carrier=False, state="down"),
         WORKER,
-        "-brief link show",
+        "ip link set",
     ),
     (
         "address",
