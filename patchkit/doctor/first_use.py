@@ -11,7 +11,7 @@ from patchkit.cluster.ssh.node import Remote, run_on_all
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.cluster_checks import NOT_WRONG
 from patchkit.doctor.examination import Examination
-from patchkit.doctor.installed_code import look_at_device_code
+from patchkit.doctor.installed_code import DeviceCodeFound, look_at_device_code
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -20,7 +20,6 @@ from patchkit.doctor.peers.node_report import (
     require,
 )
 from patchkit.errors import PatchkitError
-from patchkit.frozen import frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
@@ -34,21 +33,6 @@ from patchkit.units import BYTES_PER_MIB
 _ARCH_NAMES = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
 _UNNAMED = "no Python with vLLM is known"
 _DRIVERS_CACHE = "~/.nv/ComputeCache"  # the driver's default
-
-
-@frozen
-class DeviceCodeFound:
-    """The device code of vLLM's libraries on a node, and the driver's cache of compiled code.
-
-    ``codes`` is library → code (such as ``sm_80 compute_80``) → number of fat binaries that hold
-    it. ``kept`` is the size in bytes of the driver's ``cache``. ``forced`` is the variable that
-    makes the driver compile all PTX, "" if no such variable is set.
-    """
-
-    codes: Mapping[str, Mapping[str, int]]
-    cache: str
-    kept: int
-    forced: str
 
 
 def add_first_use(examination: Examination) -> Examination:

@@ -7,24 +7,38 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from patchkit.elf import parse_library
 from patchkit.fatbin import read_entries
-from patchkit.frozen import Values
+from patchkit.frozen import Values, frozen
 from patchkit.reading import read_environment
 
 _FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # of both, the first one decides
 
 
-def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
+@frozen
+class DeviceCodeFound:
+    """The device code of vLLM's libraries on a node, and the driver's cache of compiled code.
+
+    ``codes`` is library → code (such as ``sm_80 compute_80``) → number of fat binaries that hold
+    it. ``kept`` is the size in bytes of the driver's ``cache``. ``forced`` is the variable that
+    makes the driver compile all PTX, "" if no such variable is set.
+    """
+
+    codes: Mapping[str, Mapping[str, int]]
+    cache: str
+    kept: int
+    forced: str
+
+
+def look_at_device_code(home: str, process: int, cache: str) -> DeviceCodeFound:
     """Return the device code of the vLLM in the folder ``home``, and the driver's cache.
 
-    The result has the fields of ``DeviceCodeFound`` in doctor/first_use.py. ``process`` is the id
-    of a running vLLM, or 0 to judge for a new process with this environment. ``cache`` is the
-    folder in which the driver keeps compiled code if CUDA_CACHE_PATH of the process names none.
+    ``process`` is the id of a running vLLM, or 0 to judge for a new process with this environment.
+    ``cache`` is the folder in which the driver keeps compiled code if CUDA_CACHE_PATH of the
+    process names none.
     Raises SourceError for a damaged library, OSError.
     """
     codes = {}
@@ -40,14 +54,13 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
         environment = read_environment(process)
 
     folder = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
-    return {
-        "codes": codes,
-        "cache": str(folder),
-        "kept": sum(
-            file.stat().st_size for file in folder.rglob("*") if file.is_file()
-        ),
-        "forced": _forcing_variable(environment),
-    }
+    sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return DeviceCodeFound(
+        codes=codes,
+        cache=str(folder),
+        kept=sum(sizes),
+        forced=_forcing_variable(environment),
+    )
 
 
 def _forcing_variable(environment: Values) -> str:

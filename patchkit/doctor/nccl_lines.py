@@ -14,6 +14,7 @@ from collections.abc import (
 from dataclasses import dataclass, field
 
 from patchkit.cluster.ssh.node_findings import make_finding
+from patchkit.doctor.symptoms.lines import ESCAPES
 from patchkit.finding import Findings
 from patchkit.frozen import Values
 from patchkit.records import RECIPES, read_toml
@@ -24,7 +25,6 @@ _COMPARED = (
     "NCCL_IB_DISABLE",
     "NCCL_NET",
 )
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LINE = re.compile(
     r"(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}):\d{1,9} \[-?\d{1,3}\] "
     r"(?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN) (?P<text>.*)"
@@ -107,7 +107,7 @@ def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
         if "NCCL" not in line:
             continue
 
-        plain = _ANSI.sub("", line[:_LONGEST]).rstrip()
+        plain = ESCAPES.sub("", line[:_LONGEST]).rstrip()
         match = _LINE.search(plain)
         if match is None:
             continue

@@ -97,7 +97,7 @@ def collect_proof(
     tell("libraries: their device code")
     code: Mapping[str, Mapping[str, int]] = {}
     with contextlib.suppress(PatchkitError, OSError):
-        code = look_at_device_code(software.vllm_home, 0, "")["codes"]
+        code = look_at_device_code(software.vllm_home, 0, "").codes
 
     quiet = PROOF_SETTINGS["variables"]
     nodes = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from itertools import chain
 
 from patchkit.cluster.agent.links import Way, try_ways
@@ -23,7 +23,7 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import Texts, positional
 from patchkit.runtime.host import advice
-from patchkit.runtime.host.host import Host, Netdev, overlaps
+from patchkit.runtime.host.host import Host, Netdev, in_reach, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _NETWORK = read_env_data("network")
@@ -492,13 +492,8 @@ def way_checks(way: Way, netdev: str, peer: str) -> Findings:
 
 
 def netdevs_towards(netdevs: Iterable[Netdev], address: str) -> list[str]:
-    """Return the names of the interfaces that are in a network of an IPv4 address."""
-    ip = IPv4Address(address)
-    return [
-        netdev.name
-        for netdev in netdevs
-        if any(ip in network for network in netdev.networks)
-    ]
+    """Return the names of the interfaces that reach an IPv4 address without a router."""
+    return [netdev.name for netdev in netdevs if in_reach(netdev, address)]
 
 
 def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:

@@ -23,9 +23,11 @@ LONGEST = 8192
 
 _FIRST_BYTES = 1 << 16  # enough to tell whether a file is a text
 _UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
-_ESCAPES = re.compile(
+ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])"
 )
+"""An escape sequence of a terminal, such as a colour."""
+
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
 _PART = re.compile("|".join(FORMS["parts"]))
@@ -69,7 +71,7 @@ def log_line(number: int, raw: str) -> LogLine:
 
     Escape sequences and unprintable characters are removed.
     """
-    text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw))
+    text = _UNSEEN.sub(" ", ESCAPES.sub("", raw))
     text = text.replace("\ufeff", "").rstrip()
 
     writers: dict[str, None] = {}

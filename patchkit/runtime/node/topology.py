@@ -362,16 +362,16 @@ def _find_addressed(host: Host) -> list[Netdev]:
 
 def find_lan(host: Host) -> list[Netdev]:
     """Return the interfaces without RDMA, wired ones first."""
-    rdma_names = {rdma.netdev for rdma in host.rdma}
-    netdevs = _find_addressed(host)
-    return [netdev for netdev in netdevs if netdev.name not in rdma_names]
+    return [netdev for netdev in _find_addressed(host) if not host.rdma_of(netdev.name)]
 
 
 def _find_cabled(host: Host) -> list[Netdev]:
     """Return the interfaces with RDMA or with a named port, those with a lasting address first."""
-    rdma_names = {rdma.netdev for rdma in host.rdma}
-    netdevs = _find_addressed(host)
-    cabled = [netdev for netdev in netdevs if netdev.port or netdev.name in rdma_names]
+    cabled = [
+        netdev
+        for netdev in _find_addressed(host)
+        if netdev.port or host.rdma_of(netdev.name)
+    ]
 
     def rank(netdev: Netdev) -> tuple[bool, str, str]:
         return not netdev.lasting, netdev.pci, netdev.name

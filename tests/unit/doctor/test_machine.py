@@ -15,8 +15,8 @@ from patchkit.cluster.agent.health import (
 )
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.doctor.examination import Examination
-from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
-from patchkit.doctor.installed_code import look_at_device_code
+from patchkit.doctor.first_use import add_first_use, check_first_use
+from patchkit.doctor.installed_code import DeviceCodeFound, look_at_device_code
 from patchkit.doctor.machine import check_flashinfer, machine_findings
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -289,7 +289,7 @@ def test_facts_of_which_nobody_is_sure_are_left_out(well):
 def test_libraries_of_ptx_alone_are_compiled_unless_the_cache_is_filled(tmp_path):
     _, (head, _worker) = clusters.reports(tmp_path)
     cache = tmp_path / "cache"
-    said = DeviceCodeFound(**look_at_device_code(str(LIBRARIES), 0, str(cache)))
+    said = look_at_device_code(str(LIBRARIES), 0, str(cache))
     (note,) = check_first_use(head, said)
     assert (note.level, f"{cache} is empty" in note.what) == (Level.NOTE, True)
     assert (
@@ -317,13 +317,8 @@ def test_the_variables_of_a_process_count(tmp_path):
         process.stdout.readline()  # its variables can be read from then on
         found = look_at_device_code(str(tmp_path), process.pid, "~/none")
         process.communicate()
-    assert found == {
-        "codes": {},
-        "cache": str(tmp_path),
-        "kept": 0,
-        "forced": "CUDA_FORCE_PTX_JIT",
-    }
+    assert found == DeviceCodeFound(
+        codes={}, cache=str(tmp_path), kept=0, forced="CUDA_FORCE_PTX_JIT"
+    )
     _, (head, _worker) = clusters.reports(tmp_path)
-    assert [its.about for its in check_first_use(head, DeviceCodeFound(**found))] == [
-        "ptx-forced"
-    ]
+    assert [its.about for its in check_first_use(head, found)] == ["ptx-forced"]
