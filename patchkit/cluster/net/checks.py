@@ -7,7 +7,7 @@ from dataclasses import replace
 from ipaddress import IPv4Network
 from itertools import chain
 
-from patchkit.cluster.agent.links import Way, try_ways
+from patchkit.cluster.agent.links import HEADERS, Way, try_ways
 from patchkit.cluster.net.addressing import (
     Cages,
     NetPlan,
@@ -100,7 +100,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Findings:
     names = (line.netdev for line in plan.lines)
     netdevs = filter(None, map(host.netdev, names))
 
-    for remark in machine_remarks(host, "plan", netdevs):
+    for remark in _machine_remarks(host, "plan", netdevs):
         if remark.where in changed:
             # The plan mends what the remark is about, so there is nothing else to do.
             remark = replace(remark, hint="")
@@ -176,7 +176,7 @@ def _check_networks(
         yield make_fine("networks", "this host", names=names)
 
 
-def machine_remarks(
+def _machine_remarks(
     host: Host,
     verb: str,
     halves: Iterable[Netdev],
@@ -430,7 +430,7 @@ def verify_network(
     halves = list_halves(cages)
     halves += host.masters(halves)
 
-    yield from machine_remarks(host, "verify", halves)
+    yield from _machine_remarks(host, "verify", halves)
     yield from host_checks(host, cages)
     targets = dict.fromkeys(addresses)
     if peer:
@@ -459,36 +459,44 @@ def find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[s
                 yield address
 
 
-def way_checks(way: Way, netdev: str, peer: str) -> Findings:
+def way_checks(way: Way, netdev: str, peer: str, node: str = HERE) -> Findings:
     """Yield the checks of a way to ``peer``: ``route``, ``way`` (an echo), ``mtu`` (a full frame).
 
     Packets should go through ``netdev``, directly. A check is made only if the one before it
-    passed: an echo that comes back by another way proves nothing. `net verify` and
-    `doctor --cluster` both judge so.
+    passed: an echo that comes back by another way proves nothing. ``node`` is where the way begins.
     """
-    passed: bool | None = way.netdev == netdev and not way.gateway
-    state = f"through {way.netdev}"
-    if way.gateway:
-        state += f", by way of {way.gateway}"
+    is_direct = way.netdev == netdev and not way.gateway
+    router = f", by way of {way.gateway}" if way.gateway else ""
+    route = f"through {way.netdev}{router}, not through {netdev or 'a QSFP interface'}"
+    passed = {
+        "route": is_direct if way.netdev else None,
+        "way": _PASSED[way.plain],
+        "mtu": _PASSED[way.full],
+    }
+    fields: dict[str, object] = {
+        "node": node,
+        "other": peer,
+        "others": peer,
+        "way": way,
+        "route": route,
+        "netdevs": way.netdev,
+        "mtu": way.mtu,
+        "what": f"frames of {way.mtu} bytes do not arrive at {peer} ({way.address})",
+        "payload": way.mtu - HEADERS,
+    }
 
-    if not way.netdev:
-        passed = None
-        state = f"ip: {way.said}"
-    elif not passed:
-        state += f", not through {netdev or 'a QSFP interface'}"
-
-    result = judge_check(passed, way.address, "route", state, way=way)
-    yield result
-
-    for check, echo in (("way", way.plain), ("mtu", way.full)):
-        if result.level is Level.OK:
-            state = "came back" if _PASSED[echo] else way.said or "no answer"
-            result = judge_check(_PASSED[echo], way.address, check, state, way=way)
+    obstacle = ""
+    for about, is_fine in passed.items():
+        if obstacle:
+            yield judge_check(None, way.address, "moot", obstacle, about)
+        elif is_fine is None:
+            obstacle = way.said or "no answer" if way.netdev else f"ip: {way.said}"
+            yield judge_check(None, way.address, about, obstacle, way=way)
+        elif is_fine:
+            yield make_fine(about, way.address, **fields)
         else:
-            if result.level is Level.ERROR:
-                state = _NETWORK["untried"][result.about].format(peer=peer)
-            result = judge_check(None, way.address, "moot", state, check)
-        yield result
+            obstacle = _NETWORK["untried"].get(about, "").format(peer=peer)
+            yield make_finding(about, way.address, **fields)
 
 
 def netdevs_towards(netdevs: Iterable[Netdev], address: str) -> list[str]:

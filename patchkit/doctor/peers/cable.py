@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from patchkit.cluster.agent.links import HEADERS, Way
+from patchkit.cluster.agent.links import Way
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import (
     compare_mtus,
@@ -234,19 +234,11 @@ def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
     if len(netdevs) != 1 and end.holder:
         netdevs = [end.holder.name]
 
-    for result in way_checks(way, netdevs[0], peer.node):
+    for result in way_checks(way, netdevs[0], peer.node, end.node):
         if result.level is Level.UNKNOWN:
             yield unchecked(result.about, end.node, result.what)
         elif result.level is not Level.OK:
-            lost = f"frames of {way.mtu} bytes do not arrive at {peer.node}"
-            yield end.report.find(
-                result.about,
-                other=peer.node,
-                way=way,
-                route=result.what,
-                what=f"{lost} ({way.address})",
-                payload=way.mtu - HEADERS,
-            )
+            yield replace(result, where=end.node)
 
 
 @check("link")
