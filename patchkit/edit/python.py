@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 
 from patchkit.edit.splice import Edit, Edits
@@ -187,13 +187,15 @@ def _equal_runs(body: Sequence[ast.stmt], code: str) -> list[Sequence[_Located]]
     return [run for run in alike if list(map(ast.dump, run)) == shape]
 
 
-def _blocks_in(nodes: Sequence[ast.AST]) -> Iterator[list[ast.stmt]]:
-    """Yield the lists of statements in nodes, except an elif, which is no statement by itself."""
-    for node in nodes:
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list) and not _is_elif(node, block):
-                yield block
+def _blocks_in(nodes: Sequence[ast.AST]) -> list[list[ast.stmt]]:
+    """Return the lists of statements in nodes, except an elif, which is no statement by itself."""
+    blocks = [
+        (node, getattr(node, name, []))
+        for node in nodes
+        if not isinstance(node, ast.expr)  # the body of a lambda is no list
+        for name in ("body", "orelse", "finalbody")
+    ]
+    return [block for node, block in blocks if not _is_elif(node, block)]
 
 
 def _is_elif(node: ast.AST, block: Sequence[ast.stmt]) -> bool:

@@ -112,9 +112,9 @@ def fetch(
     if cached == entry.sha256:
         return path
 
-    if offline and cached is not None:
-        raise _mismatch_error(str(path), entry, cached)
     if offline:
+        if cached is not None:
+            raise _mismatch_error(str(path), entry, cached)
         raise SourceError(
             f"{entry.filename} is not in the cache, and offline it cannot be downloaded",
             why=f"it was never fetched into {path.parent}",

@@ -141,20 +141,27 @@ class Release:
 
 
 @frozen
-class Bug:
+class ForReleases:
+    """A fact that holds for some releases; ``versions`` is a PEP 440 specifier."""
+
+    versions: str
+
+    def covers(self, version: Version) -> bool:
+        # The base version is compared, since specifiers do not contain pre-releases by default.
+        return version.base_version in SpecifierSet(self.versions)
+
+
+@frozen
+class Bug(ForReleases):
     """A bug of some releases, for which patchkit has no fix.
 
     ``take`` is a release to install instead of a pinned one with the bug, None if there is none.
     """
 
-    versions: str
     says: str
     instead: str
     source: str
     take: Version | None = None
-
-    def covers(self, version: Version) -> bool:
-        return SpecifierSet(self.versions).contains(version.base_version)
 
 
 @frozen
@@ -211,16 +218,16 @@ class RecipeFacts:
 
     def refusal(self, version: Version) -> Texts:
         """Return the reasons why a release is not supported, () if it is not refused."""
-        for entry in self.refused:
-            if SpecifierSet(entry.versions).contains(version, prereleases=True):
-                return entry.reasons
-        return ()
+        reasons = (
+            entry.reasons
+            for entry in self.refused
+            if SpecifierSet(entry.versions).contains(version, prereleases=True)
+        )
+        return next(reasons, ())
 
     def release(self, version: Version) -> Release | None:
-        for release in self.releases:
-            if release.version == version:
-                return release
-        return None
+        releases = (entry for entry in self.releases if entry.version == version)
+        return next(releases, None)
 
     def known(self, version: Version) -> Release:
         """Return the release of a version. Raises SourceError if the recipe does not have it."""

@@ -16,6 +16,7 @@ from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES, read_toml, record
+from patchkit.source.releases import ForReleases
 from patchkit.source.tree import SourceTree
 
 _FILE = RECIPES / "vllm" / "build.toml"
@@ -40,17 +41,6 @@ class Pin:
     url: str = ""
     commit: str = ""
     vouched: str = ""
-
-
-@frozen
-class ForReleases:
-    """A fact that holds for some releases; ``versions`` is a PEP 440 specifier."""
-
-    versions: str
-
-    def covers(self, version: Version) -> bool:
-        # The base version is compared, since specifiers do not contain pre-releases by default.
-        return version.base_version in SpecifierSet(self.versions)
 
 
 @frozen
@@ -94,7 +84,7 @@ class KnownSource:
     later: tuple[Served, ...] = ()
     unused: Values = field(default_factory=dict)
     native: str = ""
-    ready: str = ""
+    ready: str = "<0"
     compiled: str = ""
     cost: str = ""
     source: str = ""
@@ -112,7 +102,7 @@ class KnownSource:
 
     def is_ready(self, version: Version) -> bool:
         """Return whether a build takes the source from the release's wheel by default, compiled."""
-        return bool(self.ready) and version.base_version in SpecifierSet(self.ready)
+        return version.base_version in SpecifierSet(self.ready)
 
     def serves(self, major: int, version: Version) -> bool:
         """Return whether a release uses the source on devices with this major capability."""

@@ -364,7 +364,7 @@ def read_house_lock(house: Path) -> WheelLock:
     needed = [entry for entry in entries if entry.kind is Kind.DEPENDENCY]
     pythons = _fact_values(needed, "python")
     missing = [entry.name.pinned for entry in entries if not entry.held]
-    missing = [*verified.unmet, *missing]
+    missing = [*verified.missing, *missing]
     if missing or len(pythons) != 1 or len(cpus) > 1:
         lacks = ", ".join(missing[:3]) or "nothing"
         raise UsageError(

@@ -18,6 +18,7 @@ from patchkit.cli.out import (
     next_verb,
     pip,
     program,
+    record_fields,
     table,
     tell,
 )
@@ -178,9 +179,7 @@ def fill_wheels(
         **asdict(node),
         "dependencies": dependencies,
         "overrides": overrides,
-        "new": filled.new,
-        "gone": filled.gone,
-        "torch": filled.torch,
+        **record_fields(filled, "manifest"),
     }
 
     state = "locked" if lock_only else "there and locked"
@@ -301,11 +300,7 @@ def verify_command(house: Path) -> Blocks:
     yield {
         "dir": house,
         "wheels": len(verified.entries),
-        "pins": verified.pins,
-        "overrides": verified.overrides,
-        "offers": verified.offers,
-        "missing": verified.unmet,
-        "findings": verified.findings,
+        **record_fields(verified, "entries"),
     }
 
     if verified.pins:
@@ -320,10 +315,10 @@ def verify_command(house: Path) -> Blocks:
         if others := len(verified.entries) - built:
             count += f" and {counted_noun(others, 'dependency', 'dependencies')}"
         yield GOOD + f"{house}: {count}, all as listed"
-    if verified.unmet:
+    if verified.missing:
         fill = quoted(*program(), "wheelhouse", "fill", "--dir", house)
         yield note(
-            f"not here, and not checked: {', '.join(verified.unmet)} and what those need. pip "
+            f"not here, and not checked: {', '.join(verified.missing)} and what those need. pip "
             f"takes them from an index; this locks them for every node: `{fill}`"
         )
 

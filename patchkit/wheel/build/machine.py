@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -55,9 +54,8 @@ class BuildPlan:
         if not self.missing:
             return
 
-        worst = max(self.missing, key=attrgetter("kind.exit_code"))
         lines = [f"    {lack.what}: {lack.hint}" for lack in self.missing]
-        raise worst.kind(
+        raise HostError(
             "\n".join([f"this machine cannot build {self.title}:", *lines]),
             why="the release's own build would stop there, some of them after an hour",
             hint="install all of these, then run the same command again",

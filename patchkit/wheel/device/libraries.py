@@ -26,9 +26,9 @@ from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Findings, finding
 from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.recipes.vllm.archs import Group
-from patchkit.recipes.vllm.build import ForReleases
 from patchkit.records import read_toml
 from patchkit.source.project import project_named, projects, recipe_folders
+from patchkit.source.releases import ForReleases
 from patchkit.target import Load, Target, best_load, list_archs, parse_arch, toolkits
 from patchkit.wheel.device.inspect import Binaries, Binary, best_reach, inspect_wheel
 from patchkit.wheel.file.library_rules import library_rules

@@ -193,16 +193,16 @@ class Verified:
     """The result of verifying a wheelhouse.
 
     ``pins`` maps projects that patchkit built, and torch, triton and NCCL, to their versions.
-    ``unmet`` are pins of wheels for which it has no wheel yet; empty once it is filled. ``offers``
-    are overrides that known bugs suggest.
+    ``missing`` are pins of wheels for which it has no wheel yet; empty once it is filled.
+    ``offers`` are overrides that known bugs suggest.
     """
 
     entries: tuple[ManifestEntry, ...]
     pins: Values
-    findings: tuple[Finding, ...]
-    unmet: Texts
     overrides: Overrides
     offers: Overrides
+    missing: Texts
+    findings: tuple[Finding, ...]
 
 
 def verify_wheelhouse(house: Path) -> Verified:
@@ -229,7 +229,7 @@ def verify_wheelhouse(house: Path) -> Verified:
         entries=manifest.wheels,
         pins=_deciding_versions(wheels),
         findings=tuple(dict.fromkeys(findings)),
-        unmet=() if is_filled else _unmet_pins(wheels),
+        missing=() if is_filled else _unmet_pins(wheels),
         overrides=manifest.overrides,
         offers=known_overrides(all_pins(wheels), manifest.overrides),
     )
