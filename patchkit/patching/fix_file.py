@@ -98,7 +98,8 @@ def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
     It names the line of the file that is the last in the traceback, or line 1 if none is in it.
     """
     if isinstance(error, SyntaxError) and error.filename != "<unknown>":
-        # A SyntaxError names its file, which may be a helper that this file imports.
+        # A SyntaxError names its file, which may be a helper that this file imports. It has none
+        # if code within the file is wrong, such as what `swap` is given.
         place = f"{error.filename}:{error.lineno}"
         problem = error.msg
     else:

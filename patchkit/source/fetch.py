@@ -1,7 +1,7 @@
 """Fetch releases from the user's package index and check them against a lock.
 
 Digests and sizes come from the lock alone, and nothing that the index says about a file is trusted.
-The exception is ``lock_sdist``, which adds a release to a lock.
+The exception is ``lock_files``, which adds a release to a lock.
 """
 
 from __future__ import annotations
