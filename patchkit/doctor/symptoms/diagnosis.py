@@ -395,13 +395,9 @@ class _Evidence:
         hit: Hit,
     ) -> tuple[Cause, ...]:
         """Return the first cause that is not excluded if it is proved, else all not excluded."""
-        causes: list[Cause] = []
-        for cause in candidates:
-            if self._excludes(cause, hit):
-                continue
-            if self._proves(cause) and not causes:
-                return (cause,)
-            causes.append(cause)
+        causes = [cause for cause in candidates if not self._excludes(cause, hit)]
+        if causes and self._proves(causes[0]):
+            del causes[1:]
 
         return tuple(causes)
 
