@@ -73,6 +73,10 @@ class Finding:
         """Return the finding as an error that a command can raise."""
         return self.kind(self.what, why=self.why, hint=self.hint)
 
+    def located_error(self) -> PatchkitError:
+        """Return the same error with ``where`` before its text."""
+        return self.kind(f"{self.where}: {self.what}", why=self.why, hint=self.hint)
+
     def fields(self) -> dict[str, object]:
         """Return the finding as an object of JSON, without ``kind`` and an empty ``id``."""
         fields = asdict(self)

@@ -5,7 +5,8 @@ a value must have the type of its field. A type may be ``str``, ``int``, ``float
 ``None``, a union, a ``Literal``, an enum (by value), another dataclass, a ``tuple``, ``frozenset``
 or ``Mapping`` of these, or a class that is made from a text, such as ``Version``. For
 ``Annotated[str, check]``, ``check`` is called with the value. It and ``__post_init__`` refuse a
-value by raising ValueError. ``field(metadata={"key": …})`` gives a field another name in the file.
+value by raising ValueError or PatchkitError. ``field(metadata={"key": …})`` gives a field another
+name in the file.
 """
 
 from __future__ import annotations
@@ -238,13 +239,13 @@ def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
 
 
 def _call_check(check: Callable[..., T], /, *arguments: Any, **fields: Any) -> T:
-    """Call a check or a class, and turn its ValueError into a RecordError."""
+    """Call a check or a class; turn its ValueError or PatchkitError into a RecordError."""
     try:
         return check(*arguments, **fields)
     except RecordError:
         raise
-    except ValueError as error:
-        raise RecordError(str(error)) from None
+    except (ValueError, PatchkitError) as error:
+        raise RecordError(getattr(error, "what", str(error))) from None
 
 
 def _read_any_of(readers: list[_Read], value: Any) -> Any:

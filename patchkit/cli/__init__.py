@@ -25,7 +25,7 @@ from patchkit.errors import (
 )
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES_VARIABLE
+from patchkit.records import RECIPES_VARIABLE, RecordError
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _EPILOG = """\
@@ -179,6 +179,8 @@ def translate_error(error: Exception) -> PatchkitError | None:
             return error
         case click.ClickException():
             return _usage_error(error)
+        case RecordError():  # words of the user, which a record does not take
+            return UsageError(str(error), hint="correct it, and run the command again")
         case ModuleNotFoundError():
             return missing_libraries([str(error.name)])
         case OSError():

@@ -10,6 +10,7 @@ from patchkit.cli.out import FILE_OR_DASH, FOLDER, PATH, PRESENT_PATH
 from patchkit.cli.render import Option, Verb, option, with_options
 from patchkit.frozen import Fields
 from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.target import targets
 
@@ -20,6 +21,7 @@ _TYPES: Fields = {
     "present path": PRESENT_PATH,
     "folder": FOLDER,
     "path or -": FILE_OR_DASH,
+    "address": check_ipv4,
     "device": click.Choice(list(targets())),
     "role": click.Choice(CHOICES["role"]),
     "quantization": click.Choice(CHOICES["quantization"]),

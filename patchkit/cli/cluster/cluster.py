@@ -84,7 +84,11 @@ def cluster_command() -> None:
 @options_of("cluster-init")
 @rendered
 def init_cluster(
-    nodes: Sequence[str], file: Path, address: str, force: bool, **given: str | None
+    nodes: Sequence[str],
+    file: Path,
+    address: str | None,
+    force: bool,
+    **given: str | None,
 ) -> Blocks:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 
@@ -96,7 +100,7 @@ def init_cluster(
     3.11 and systemd. Cables, versions and limits are checked.
     """
     head, *workers = nodes
-    members = [ClusterNode(ssh=head, address=address)]
+    members = [ClusterNode(ssh=head, address=address or "")]
     members += [ClusterNode(ssh=worker) for worker in workers]
     cluster = Cluster(members=tuple(members))
     facts = cluster.facts()
@@ -400,9 +404,8 @@ def _require_whole(house: Path, verified: Verified) -> None:
     errors = [row for row in verified.findings if row.level is Level.ERROR]
     if errors:
         worst = max(errors, key=lambda error: error.kind.exit_code)
-        what = f"{house}: {worst.where}: {worst.what}"
         hint = quoted("patchkit", "verify", house)
-        raise worst.kind(what, why=worst.why, hint=hint)
+        raise replace(worst, where=f"{house}: {worst.where}", hint=hint).located_error()
 
     require_wheels(house, verified)
 

@@ -231,7 +231,6 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 @click.command
 @cluster_option
 @options_of("logs")
-@click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
 @rendered
 def logs_command(
     cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int

@@ -65,7 +65,6 @@ from patchkit.quoting import quoted
 from patchkit.runtime.envfile.env_file import write
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.releases import read_env_data, refusal
 
 
@@ -258,13 +257,6 @@ def _interface_row(line: Line) -> Row:
 
 
 @net_command.command("verify")
-@option(
-    "--peer ADDRESS",
-    "peers",
-    "Address of the peer; repeat per twin.",
-    type=check_ipv4,
-    multiple=True,
-)
 @options_of("net-verify")
 @verbose_option
 @rendered

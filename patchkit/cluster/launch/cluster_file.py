@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from patchkit.cluster.ssh.ssh import check_destination
-from patchkit.errors import UsageError
 from patchkit.frozen import frozen
 from patchkit.records import RecordError, matching, one_of
 from patchkit.runtime.node.topology import check_ipv4
@@ -47,22 +46,9 @@ class ClusterNode:
     the one that patchkit finds there. A worker's address has to be the one that patchkit finds.
     """
 
-    ssh: str
-    peer: str = ""
-    address: str = ""
-
-    def __post_init__(self) -> None:
-        checks: dict[str, Callable[[str], object]] = {"ssh": check_destination}
-        if self.peer:
-            checks["peer"] = check_destination
-        if self.address:
-            checks["address"] = check_ipv4
-
-        for key, check in checks.items():
-            try:
-                check(getattr(self, key))
-            except UsageError as error:
-                raise RecordError(error.what, key) from None
+    ssh: Annotated[str, check_destination]
+    peer: Annotated[str, check_destination] = ""
+    address: Annotated[str, check_ipv4] = ""
 
     @property
     def from_head(self) -> str:

@@ -224,13 +224,7 @@ def require_image(node: Remote, image: ImageFacts) -> ImageFacts:
     if not image.problem:
         return image
 
-    finding = image_finding(node.destination, image)
-    what = f"{finding.where}: {finding.what}"
-    raise finding.kind(
-        what,
-        why=finding.why,
-        hint=finding.hint,
-    )
+    raise image_finding(node.destination, image).located_error()
 
 
 def resolve_image(cluster: Cluster, report: Report) -> str:

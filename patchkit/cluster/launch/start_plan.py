@@ -96,12 +96,7 @@ def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
 
     for finding in survey_nodes(names, facts):
         if finding.about in SURVEY["obstacles"]:
-            what = f"{finding.where}: {finding.what}"
-            raise finding.kind(
-                what,
-                why=finding.why,
-                hint=finding.hint,
-            )
+            raise finding.located_error()
 
 
 def _require_same_model(

@@ -75,16 +75,10 @@ def within(version: str, bounds: str) -> bool:
 
 
 def check_range(text: str) -> None:
-    """Raise ValueError if a text is no range of versions.
-
-    A field with this check in ``patchkit.records`` needs a ValueError, not a UsageError.
-    """
+    """Raise UsageError if a text is no range of versions."""
     # Each bound is checked by itself, since within() stops at the first one that is not met.
     for bound in text.split(","):
-        try:
-            within("0", bound)
-        except UsageError as error:
-            raise ValueError(error.what) from None
+        within("0", bound)
 
 
 @frozen

@@ -60,7 +60,7 @@ def _alternatives(values: str | Names) -> Names:
 
 
 def check_condition(when: Condition) -> None:
-    """Raise ValueError if a condition has an unknown fact or value, or a malformed range."""
+    """Raise ValueError for an unknown fact or value, UsageError for a malformed range."""
     for fact, values in when.items():
         if fact in _RANGES and isinstance(values, str):
             check_range(values)
