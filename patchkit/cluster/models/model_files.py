@@ -106,11 +106,8 @@ def models_folder(text: str) -> Path:
 
     Raises UsageError if it does not begin at / or ~, or has unprintable characters.
     """
-    try:
-        folder = Path(text).expanduser()
-    except RuntimeError:  # ~NAME of a user whom this machine does not know
-        folder = Path(text)
-
+    # Path.expanduser raises for ~NAME of a user whom this machine does not know.
+    folder = Path(os.path.expanduser(text))  # noqa: PTH111
     if not folder.is_absolute() or not text.isprintable():
         raise UsageError(
             f"{text!r} is no folder for models",

@@ -197,11 +197,6 @@ class CommandLine:
 
         return tuple(flags)
 
-    @cached_property
-    def has_parser_plugin(self) -> bool:
-        """Return whether a flag loads a plugin, which may define further parsers."""
-        return any(flag.name.endswith("-parser-plugin") for flag in self.flags)
-
     def find_flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which overrides earlier ones; None if there is none."""
         named = (flag for flag in reversed(self.flags) if flag.name == name)

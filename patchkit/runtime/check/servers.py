@@ -170,8 +170,8 @@ def _check_discouraged(flag: GivenFlag, rules: Sequence[LeaveOut]) -> Findings:
     """Yield a finding for each rule that discourages a flag with its value."""
     for rule in rules:
         # Reports about a contested rule disagree, so the owner of the file decides.
-        is_against = rule.matches(flag.value) and rule.confidence != "contested"
-        if rule.flag == flag.name and is_against:
+        is_contested = rule.confidence == "contested"
+        if rule.is_against(flag.name, flag.value) and not is_contested:
             yield build_finding(
                 "discouraged-flag",
                 flag,
@@ -210,7 +210,8 @@ def _check_choice(
     if allowed.allows(flag.value):
         return
 
-    if flag.name.endswith("-parser") and server.has_parser_plugin:
+    has_plugin = any(row.name.endswith("-parser-plugin") for row in server.flags)
+    if flag.name.endswith("-parser") and has_plugin:
         return
 
     listed = f"it takes {', '.join(allowed.words[:_SHOWN])}"

@@ -25,13 +25,13 @@ def find_mappings() -> Iterator[tuple[int, int, str]]:
                 yield int(start, 16), int(end, 16), path
 
 
-def find_provider(symbol: str, name: str | None = None) -> str | None:
-    """Return the path of the library that defines a symbol, None if none does.
+def find_provider(name: str | None = None) -> str | None:
+    """Return the path of the library that defines ncclGetVersion, None if none does.
 
     Without ``name``, look among the global symbols; with it, load that library and look there.
     """
     try:
-        function = getattr(ctypes.CDLL(name), symbol)
+        function = ctypes.CDLL(name).ncclGetVersion
     except (AttributeError, OSError):
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -53,11 +53,11 @@ if __name__ == "__main__":
         "executable": os.path.realpath(sys.executable),
         "path": sys.path,
         "mapped": list(mapped),
-        "provider": find_provider("ncclGetVersion"),
+        "provider": find_provider(),
         "asked": None,
     }
 
     # Look the library up as vLLM does. This must be last, since it maps the library.
     name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
     if "/" not in name:
-        answer["asked"] = find_provider("ncclGetVersion", name)
+        answer["asked"] = find_provider(name)

@@ -158,9 +158,9 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
     return recipes
 
 
-def find_recipe(model: str, release: str = "") -> ModelRecipe | None:
+def find_recipe(model: str) -> ModelRecipe | None:
     """Return upstream's recipe for OWNER/NAME, None if there is none."""
-    return model_recipes(release).get(model.lower())
+    return model_recipes().get(model.lower())
 
 
 def read_presets() -> tuple[Preset, ...]:
