@@ -14,6 +14,7 @@ import click
 
 from patchkit import cli
 from patchkit.errors import PatchkitError
+from patchkit.records import RecordError
 
 
 def run(arguments, stream):
@@ -28,7 +29,7 @@ def run(arguments, stream):
         cli.group.main(sys.argv[1:], prog_name="patchkit", standalone_mode=False)
     except SystemExit as end:
         return end.code
-    except (PatchkitError, click.ClickException) as error:
+    except (PatchkitError, RecordError, click.ClickException) as error:
         translated = cli.translate_error(error)
         cli.show_error(translated)
         return translated.exit_code
