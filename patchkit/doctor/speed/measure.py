@@ -249,8 +249,9 @@ class _Case:
             idle=None if idle is None else 1 - idle / 100,
             delay=sample.delay,
             sources={
-                "memory": f"{read_bytes / 1e9:.3g} GB ({weights_source}) at "
-                f"{bandwidth:.4g} GB/s ({bandwidth_source})",
+                "memory": _memory_source(
+                    (read_bytes, weights_source), (bandwidth, bandwidth_source)
+                ),
                 "kernels": gpu.reason
                 or "a stand-in for a layer, replayed as a CUDA graph",
                 "all-reduce": self._reduce_source(all_reduce),
@@ -268,7 +269,7 @@ class _Case:
         if planned:
             return planned, "planned"
         gib = positive_number(self.engine["weights_gib"])
-        return gib * BYTES_PER_GIB, "by the log" if gib else "unknown: no log"
+        return gib * BYTES_PER_GIB, "by the log" if gib else "unknown, without a log"
 
     def _python(self) -> str:
         """Return the Python that tries the GPU, "" if there is none here."""
@@ -314,7 +315,7 @@ class _Case:
         ]
         if rates:
             return max(rates), "a copy and a product measured"
-        return self._speed()[2] / 1e9, f"as planned; {gpu.reason}"
+        return self._speed()[2] / 1e9, f"not measured: {gpu.reason}"
 
     @property
     def _message(self) -> int:
@@ -442,6 +443,13 @@ def _transport(all_reduce: GpuStep) -> str:
     """Return how NCCL moved data, by its own lines: NET/… goes before P2P and SHM."""
     matches = _TRANSPORT.findall("\n".join(all_reduce.lines))
     return min(matches, default="unknown")
+
+
+def _memory_source(size: tuple[float, str], rate: tuple[float, str]) -> str:
+    """Return what is read and how fast, in words, with how both are known."""
+    read = f"{size[0] / 1e9:.3g} GB ({size[1]})" if size[0] else f"bytes {size[1]}"
+    speed = f"{rate[0]:.4g} GB/s" if rate[0] else "an unknown speed"
+    return f"{read} at {speed} ({rate[1]})"
 
 
 def _host_source(sample: LoadSample) -> str:

@@ -127,12 +127,16 @@ GROUPS = (
 
 @dataclass
 class Lane:
-    """The folder of the results, and the limits of one proof."""
+    """The folder of the results, and the limits of one proof.
+
+    ``path`` goes before PYTHONPATH for patchkit alone, on a machine that lacks its libraries.
+    """
 
     folder: Path
     seconds: int
     end: float
     gpus: int
+    path: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -269,7 +273,8 @@ def run_case(lane: Lane, group: Group, case: Case, place: tuple[str, Path]) -> N
     words += ["--concurrency", str(case.requests)]
     words += ["-o", str(lane.folder / "records" / str(time.time_ns()))]
     began = time.monotonic()
-    env = {**os.environ, **VARIABLES}
+    paths = [lane.path, os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, **VARIABLES, "PYTHONPATH": ":".join(filter(None, paths))}
     done = subprocess.run(
         words, capture_output=True, text=True, env=env, timeout=RUN_SECONDS
     )
@@ -358,12 +363,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--limit", type=int, default=540)
+    parser.add_argument("--path", default="")
     parser.add_argument("groups", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
 
     given.folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + given.limit
-    lane = Lane(given.folder, given.seconds, end, count_gpus())
+    lane = Lane(given.folder, given.seconds, end, count_gpus(), given.path)
     chosen = [
         group
         for group in GROUPS
