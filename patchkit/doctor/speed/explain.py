@@ -28,7 +28,7 @@ class StepMeasurements:
     ``read_bytes`` are what a rank reads from memory for a step, ``bandwidth`` GB/s. ``kernel_ms``
     is the time that the kernels of a step take beyond that. ``all_reduce_us`` is one all-reduce of
     this model's size. ``idle`` is the part of the time in which the GPU runs no kernel, ``delay``
-    that in which a thread of the engine waits for a core. ``sources`` say how each is known.
+    that in which a process of the engine waits for a core. ``sources`` say how each is known.
     ``facts`` are quantities for the conditions of bench.toml, and words for its texts.
     """
 

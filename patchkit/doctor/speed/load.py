@@ -11,7 +11,7 @@ from typing import Any
 
 from patchkit.cluster.agent.judge import read_counters
 from patchkit.cluster.openai.server_answers import read_figures
-from patchkit.doctor.speed.observe import read_delays, thread_name
+from patchkit.doctor.speed.observe import process_name, read_delays
 from patchkit.errors import HostError
 from patchkit.frozen import Values, frozen
 from patchkit.http_exchange import HttpServer
@@ -47,7 +47,7 @@ class Load:
 class LoadSample:
     """What a load showed. ``steps`` are decoding steps, ``tokens`` what they gave in ``seconds``.
 
-    ``running``, ``waiting`` and ``kv_usage`` are means. ``thread`` is the thread that waited
+    ``running``, ``waiting`` and ``kv_usage`` are means. ``process`` is the one that waited
     longest for a core, ``delay`` the part of the time that it waited. ``gpu`` are the means of
     nvidia-smi's columns, {} if it has none. ``accepted`` and ``drafted`` are for a draft.
     """
@@ -58,7 +58,7 @@ class LoadSample:
     running: float
     waiting: float
     kv_usage: float
-    thread: str
+    process: str
     delay: float | None
     gpu: Mapping[str, float]
     accepted: float | None = None
@@ -147,7 +147,7 @@ def _observe(
     if steps <= 0 or moved.get("generated", 0.0) <= 0 or not gauges:
         return None
 
-    thread, delay = _most_delayed(former_delays, delays, elapsed)
+    process, delay = _most_delayed(former_delays, delays, elapsed)
     drafted = moved.get("drafted", 0.0)
     return LoadSample(
         seconds=elapsed_metrics,
@@ -156,7 +156,7 @@ def _observe(
         running=_mean(gauges, "running"),
         waiting=_mean(gauges, "waiting"),
         kv_usage=_mean(gauges, "kv-usage"),
-        thread=thread,
+        process=process,
         delay=delay,
         gpu={name: _mean(cards, name) for name in _GPU} if cards else {},
         accepted=moved.get("accepted", 0.0) / drafted if drafted > 0 else None,
@@ -176,12 +176,12 @@ def _mean(rows: Iterable[Mapping[str, float]], name: str) -> float:
 def _most_delayed(
     former: Mapping[int, float], now: Mapping[int, float], seconds: float
 ) -> tuple[str, float | None]:
-    """Return the thread that waited longest for a core, and the part of the time; "" for none."""
-    delays = {thread: now[thread] - former[thread] for thread in now.keys() & former}
+    """Return the process that waited longest for a core, and the part of the time."""
+    delays = {pid: now[pid] - former[pid] for pid in now.keys() & former}
     if not delays:
         return "", None
-    most = max(delays, key=lambda thread: delays[thread])
-    return thread_name(most), delays[most] / seconds
+    most = max(delays, key=lambda pid: delays[pid])
+    return process_name(most), delays[most] / seconds
 
 
 def _read_cards(gpus: Sequence[str]) -> list[dict[str, float]]:

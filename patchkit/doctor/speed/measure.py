@@ -229,7 +229,7 @@ class _Case:
             "eager": self.engine["eager"],
             "drafts": self.engine["drafts"],
             "max_seqs": self.engine["max_seqs"],
-            "thread": sample.thread,
+            "process": sample.process,
             "kv_usage": sample.kv_usage,
             "accepted": sample.accepted,
             "drafted": sample.drafted,
@@ -458,5 +458,5 @@ def _host_source(sample: LoadSample) -> str:
     if busy is not None:
         texts.append(f"nvidia-smi: the GPU is busy {busy:.0f} % of the time")
     if sample.delay is not None:
-        texts.append(f"{sample.thread} waits for a core {100 * sample.delay:.0f} %")
+        texts.append(f"{sample.process} waits for a core {100 * sample.delay:.0f} %")
     return "; ".join(texts) or "not measured"

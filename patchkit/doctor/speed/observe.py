@@ -1,4 +1,4 @@
-"""Read what runs at a port of this machine: processes, times of threads, log, flags of vLLM."""
+"""Read what runs at a port of this machine: processes, log, flags of vLLM."""
 
 from __future__ import annotations
 
@@ -110,22 +110,26 @@ def _descendants(pid: int, processes: Sequence[Any]) -> Iterator[int]:
 
 
 def read_delays(pids: Iterable[int]) -> Mapping[int, float]:
-    """Return the seconds that each thread of processes has waited for a core since its start."""
+    """Return the seconds that each process has waited for a core since its start.
+
+    Only main threads count: those of engine and workers run the steps.
+    """
     delays = {}
     for pid in pids:
-        for folder in (_PROC / str(pid) / "task").glob("*"):
-            with contextlib.suppress(OSError, ValueError):  # it ended
-                _used, delayed, _turns = (folder / "schedstat").read_text().split()
-                delays[int(folder.name)] = int(delayed) / 1e9
+        with contextlib.suppress(OSError, ValueError):  # it ended
+            _used, delayed, _turns = (
+                (_PROC / str(pid) / "schedstat").read_text().split()
+            )
+            delays[pid] = int(delayed) / 1e9
     return delays
 
 
-def thread_name(thread: int) -> str:
-    """Return the name and the number of a thread."""
+def process_name(pid: int) -> str:
+    """Return the name and the number of a process."""
     with contextlib.suppress(OSError):
-        name = (_PROC / str(thread) / "comm").read_text(errors="replace").strip()
-        return f"{name} (thread {thread})"
-    return f"thread {thread}"
+        name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+        return f"{name} (process {pid})"
+    return f"process {pid}"
 
 
 def read_log(lines: Iterable[str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ FINE = {
     "kv_usage": 0.1,
     "max_seqs": "8",
     "transport": "P2P",
-    "thread": "VLLM::EngineCor (thread 7)",
+    "process": "VLLM::EngineCor (process 7)",
 }
 # 15 GB at 4,000 GB/s, 36 layers with two all-reduces of 10 µs: 3.75 + 0.4 + 0.72 + 0.1 ms.
 BASE = {
@@ -65,7 +65,7 @@ def test_the_parts_of_a_step_are_its_sum():
 @pytest.mark.parametrize(
     ("fault", "facts", "changes", "words"),
     [
-        ("cpu", {}, {"delay": 0.5}, "EngineCor (thread 7) waits 2.5 ms"),
+        ("cpu", {}, {"delay": 0.5}, "EngineCor (process 7) waits 2.5 ms"),
         ("batch", {}, {"waiting": 4.0}, "4 requests wait while 4 run"),
         ("cache", {"kv_usage": 0.97}, {"waiting": 4.0}, "the KV cache is full"),
         (
