@@ -39,7 +39,7 @@ from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.private_names import private_names
 from patchkit.doctor.proof_record import SCHEMA, Proof, pack_proof
-from patchkit.doctor.speed.measure import read_step
+from patchkit.doctor.step_measure import read_step
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import BusyError, HostError, PatchkitError
 from patchkit.frozen import Fields, frozen

@@ -35,8 +35,8 @@ from patchkit.cluster.bench.rounds import (
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.openai.server_answers import server_at
-from patchkit.doctor.speed.explain import step_lines
-from patchkit.doctor.speed.measure import StepRequest, explain_server, keep_step
+from patchkit.doctor.step_measure import StepRequest, explain_server, keep_step
+from patchkit.doctor.step_parts import step_lines
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields
 
@@ -67,7 +67,7 @@ def bench_command() -> None:
       patchkit up openai/gpt-oss-20b
       patchkit bench openai/gpt-oss-20b
       patchkit bench MODEL --url http://HOST:8000
-      patchkit bench --why MODEL
+      patchkit bench MODEL --why
       patchkit bench diff RESULTS OTHERS
     """
 

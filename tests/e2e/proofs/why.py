@@ -238,7 +238,7 @@ def await_server(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 @contextlib.contextmanager
 def hogged(url: str) -> Iterator[None]:
     """Let the engine share a core with four programs that compute without end."""
-    from patchkit.doctor.speed.observe import find_server_process
+    from patchkit.doctor.step_server import find_server_process
 
     process = find_server_process(int(url.rpartition(":")[2]))
     core = max(os.sched_getaffinity(process.pid))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.doctor.speed.explain import StepMeasurements, explain_step, step_lines
-from patchkit.doctor.speed.observe import (
+from patchkit.doctor.step_parts import StepMeasurements, explain_step, step_lines
+from patchkit.doctor.step_server import (
     ServerProcess,
     engine_facts,
     find_server_process,

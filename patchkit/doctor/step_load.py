@@ -11,7 +11,7 @@ from typing import Any
 
 from patchkit.cluster.agent.judge import read_counters
 from patchkit.cluster.openai.server_answers import read_figures
-from patchkit.doctor.speed.observe import process_name, read_delays
+from patchkit.doctor.step_server import process_name, read_delays
 from patchkit.errors import HostError
 from patchkit.frozen import Values, frozen
 from patchkit.http_exchange import HttpServer
@@ -30,7 +30,7 @@ _GPU = (
 
 
 @frozen
-class Load:
+class StepLoad:
     """So many requests at once, of so many ``tokens`` each.
 
     The load is measured for ``seconds`` after it has run for ``settle`` seconds.
@@ -66,7 +66,11 @@ class LoadSample:
 
 
 def run_load(
-    server: HttpServer, model: str, load: Load, pids: Sequence[int], gpus: Sequence[str]
+    server: HttpServer,
+    model: str,
+    load: StepLoad,
+    pids: Sequence[int],
+    gpus: Sequence[str],
 ) -> LoadSample:
     """Ask a model so many requests at once, and return what was seen meanwhile.
 
@@ -96,7 +100,7 @@ def run_load(
 
 
 def _ask(
-    server: HttpServer, model: str, load: Load, number: int, seconds: float
+    server: HttpServer, model: str, load: StepLoad, number: int, seconds: float
 ) -> str:
     """Ask for tokens until the time is over; return why the server refused, "" if it did not."""
     end = time.monotonic() + seconds

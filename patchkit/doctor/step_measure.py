@@ -19,9 +19,9 @@ from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.answers import find_back_ends
 from patchkit.doctor.gpu import GpuNode, run_all_reduce, slowest_figures
 from patchkit.doctor.gpu_steps import GpuStep, run_step
-from patchkit.doctor.speed.explain import StepMeasurements, StepParts, explain_step
-from patchkit.doctor.speed.load import Load, LoadSample, run_load
-from patchkit.doctor.speed.observe import (
+from patchkit.doctor.step_load import LoadSample, StepLoad, run_load
+from patchkit.doctor.step_parts import StepMeasurements, StepParts, explain_step
+from patchkit.doctor.step_server import (
     ServerProcess,
     engine_facts,
     find_server_process,
@@ -150,9 +150,9 @@ def _log_lines(
     return []
 
 
-def _load(request: StepRequest, context: float) -> Load:
+def _load(request: StepRequest, context: float) -> StepLoad:
     tokens = _SETTINGS["tokens"]
-    return Load(
+    return StepLoad(
         requests=request.requests,
         prompt=_SETTINGS["prompt"],
         tokens=min(tokens, int(context // 2)) if context else tokens,

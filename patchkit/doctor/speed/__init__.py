@@ -1,1 +1,0 @@
-"""Explain how long a decoding step of a server takes: `patchkit bench --why`."""
