@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -76,7 +77,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def run_engine(steps: multiprocessing.Value) -> None:
-    while True:
+    server = os.getppid()
+    while os.getppid() == server:
         end = time.process_time() + WORK
         while time.process_time() < end:
             pass
