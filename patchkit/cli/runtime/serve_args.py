@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,15 @@ from patchkit.cli.render import Blocks, Data, Record, Row, rendered
 from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.cli.verb_options import options_of
-from patchkit.errors import UsageError
+from patchkit.errors import PatchkitError, UsageError
 from patchkit.frozen import Fields
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.memory.checkpoint import find_checkpoint, weights_gib
+from patchkit.runtime.memory.checkpoint import (
+    find_checkpoint,
+    read_count,
+    weights_gib,
+)
 from patchkit.runtime.memory.plan import LENGTH, MemoryPlan
 from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.node.decision import NodeOptions, decide_node
@@ -42,8 +48,14 @@ _HEADS = (
     "Sparks",
     "memory",
     "tokens",
+    "at most",
     "vLLM",
     "evidence",
+)
+_ANY_ADDRESS = "192.0.2.1"  # of a head, for documentation: a plan does not depend on it
+_UNKNOWN = (
+    "at most: the longest context that fits; ?: unknown without the model's files here, or "
+    "without a release: `patchkit serve-args MODEL --vllm X.Y.Z`"
 )
 
 
@@ -69,9 +81,15 @@ def serve_args_command(
     for the shell.
     """
     if presets:
-        rows = load_presets()
-        yield Record([record_fields(row) | {"name": row.name} for row in rows])
-        yield from table(map(_preset_row, rows), heads=_HEADS)
+        rows = [(row, _longest_context(row, options)) for row in load_presets()]
+        yield Record(
+            [
+                record_fields(row) | {"name": row.name, "longest_context": longest}
+                for row, longest in rows
+            ]
+        )
+        yield from table(starmap(_preset_row, rows), heads=_HEADS)
+        tell(_UNKNOWN)
         return
     if not model:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
@@ -94,7 +112,24 @@ def serve_args_command(
         tell(next_step("curl", url, where="once it serves"))
 
 
-def _preset_row(preset: Preset) -> Row:
+def _longest_context(preset: Preset, options: dict[str, Any]) -> int:
+    """Return the tokens of the longest request that fits on the preset's nodes, 0 if unknown."""
+    checkpoint = find_checkpoint(preset.id, os.environ)
+    if checkpoint is None:
+        return 0
+
+    request = options["request"]
+    if not preset.single:
+        cluster = {"role": "head", "head": _ANY_ADDRESS, "topology": "socket"}
+        request = replace(request, nodes=preset.nodes, **cluster)
+    with suppress(PatchkitError):  # no release is named, or it does not fit
+        plan = serve_command(preset.id, **{**options, "request": request}).plan
+        most = read_count(checkpoint.config, "max_position_embeddings")
+        return replace(plan, context=most).longest_context if plan else 0
+    return 0
+
+
+def _preset_row(preset: Preset, longest: int) -> Row:
     return (
         preset.id,
         preset.quantization,
@@ -102,6 +137,7 @@ def _preset_row(preset: Preset) -> Row:
         "1" if preset.single else f"{preset.nodes}",
         str(preset.flags.get("--gpu-memory-utilization", "")),
         str(preset.flags.get("--max-model-len", "")),
+        str(longest or "?"),
         f">={preset.min_vllm}" + (" (a build)" if preset.build else ""),
         f"{preset.evidence}, {preset.confidence}",
     )

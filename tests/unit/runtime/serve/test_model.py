@@ -16,8 +16,9 @@ from patchkit.runtime.serve.request import (
     count_nodes,
     memory_request,
 )
-from support import write_files
+from support import hub, write_files
 from tools import serve_lines
+from unit.runtime.memory.test_plan import KINDS, checkpoint_of
 
 
 def test_a_slip_is_an_error():
@@ -282,3 +283,41 @@ def test_a_release_newer_than_all_known_ones_is_told():
         given = ["serve-args", "some/Model-7B", "--target=gb10", f"--vllm={release}"]
         done = CliRunner().invoke(group, given)
         assert (f"the flags are those of {newest}" in done.output) == is_told
+
+
+def test_the_list_has_the_longest_context_of_models_that_are_here(
+    tmp_path, monkeypatch
+):
+    """The header and the config of a checkpoint are enough; the command takes it, and no longer."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    row = KINDS["llama8b"]
+    config = row["config"] | {"max_position_embeddings": 10_000_000}
+    header = {
+        tensor.name: {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [0, tensor.size],
+        }
+        for tensor in checkpoint_of(row).tensors
+    }
+    names = {
+        "Qwen/Qwen2.5-7B-Instruct": (),
+        LARGE: ("--role=head", "--nodes=2", "--head-ip=10.0.0.1", "--topology=socket"),
+    }
+    for name in names:
+        folder = tmp_path / f"hub/models--{name.replace('/', '--')}/snapshots/1"
+        folder.mkdir(parents=True)
+        hub.checkpoint(folder, header, config)
+
+    words = ("--target=gb10", "--vllm=0.33.0")
+    listed = json.loads(serve_args("--list", "--json", *words).stdout)
+    contexts = {row["id"]: row["longest_context"] for row in listed}
+    assert {name for name, longest in contexts.items() if longest} == {*names}
+    assert serve_args("--list").stdout.count("  ?  ") >= len(listed)  # no release
+
+    for name, more in names.items():
+        longest = contexts[name]
+        fits = serve_args(name, f"--ctx={longest}", *words, *more)
+        assert f"--max-model-len {longest} " in fits.stdout
+        longer = serve_args(name, f"--ctx={longest + 16}", *words, *more)
+        assert longer.exception.hint == f"take --ctx {longest}, or more nodes"
