@@ -229,6 +229,56 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
         rank.kill()
 
 
+SWAP = "MemTotal: 1120884 kB\nMemAvailable: {} kB\nSwapTotal: {} kB\nSwapFree: 4 kB\n"
+FULL = "some avg10=9.1 avg60=4.0 avg300=1.0 total=9\nfull avg10=8.0 avg60=3.9 avg300=0.9 total={}\n"
+
+
+# Seconds of each second in which all processes waited, on user-mode Linux: swap fills, and is full.
+FILLS = [0.01, 0.01, 0.01, 0.02, 0.02, 0.05, 0.0, 0.01, 0.04, 0.0, 0.02, 0.03, 0.01]
+IS_FULL = [0.3, 0.62, 0.54, 0.58, 0.51]
+
+
+@pytest.mark.parametrize(
+    ("left", "swap", "waits", "is_killed"),
+    [
+        (0.3, 524284, FILLS, False),
+        (0.3, 524284, [*FILLS, *IS_FULL], True),
+        (0.3, 524284, [1.0, 1.0], True),
+        (0.3, 0, IS_FULL, False),  # without swap the floor decides
+        (0.5, 524284, IS_FULL, False),  # above the mark
+        (0.3, 524284, [1.0, 0.3, *[0.0] * 6] * 9, False),  # a load that goes on
+        (0.1, 0, [0.0], True),
+    ],
+)
+def test_with_swap_a_rank_is_ended_once_all_processes_wait(
+    group, capsys, left, swap, waits, is_killed
+):
+    with rank_in(group, "sleep", "99") as rank:
+        guard = guard_with(0.2, group)
+        guard._meminfo = os.memfd_create("meminfo")
+        guard._pressure = os.memfd_create("pressure")
+        put_text(guard._meminfo, SWAP.format(int(left * GIB), swap))
+        put_text(guard._pressure, FULL.format(0))
+        guard.look()
+
+        for second in range(len(waits)):
+            total = sum(waits[: second + 1])
+            put_text(guard._pressure, FULL.format(round(total * 1e6)))
+            guard._pressure_at = time.monotonic() - 1
+            guard.look()
+        if is_killed:
+            assert rank.wait(5) == -9
+        assert (rank.poll() is not None) == is_killed
+        rank.kill()
+    stalls = "; all processes wait for memory, since it is swapped; "
+    assert (stalls in capsys.readouterr().out) == (is_killed and bool(swap))
+
+
+def put_text(descriptor, text):
+    os.pwrite(descriptor, text.encode(), 0)
+    os.ftruncate(descriptor, len(text))
+
+
 def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
     """To read its mark blocks; the rank's own container is found, and its groups are read once."""
     container = group / "docker-1.scope"
