@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import fcntl
 import functools
 import gc
+import math
 import mmap
 import os
 import pwd
@@ -181,11 +183,14 @@ class MemoryGuard:
         self._pressure_at = 0.0  # seconds since the boot
         self._waited = 0.0
         self._stall = 0.0
-        self._record = self._open_record("json")
+        # Starts of all clusters take their memory one after the other: a locked file is the turn.
+        self._turn = self._open_record("", "turn")
+        self._turn_until = math.inf  # KiB: less is left once the rank has its memory
+        self._record = self._open_record(self.name, "json")
         if not os.fstat(self._record).st_size:
             with suppress(OSError):  # takes a block: later the disk may be full
                 put_record(self._record, b" ")
-        self._figures = self._open_record(BOOT.read_text().strip())
+        self._figures = self._open_record(self.name, BOOT.read_text().strip())
         with suppress(OSError):  # what is there is no file
             for boot in recorded_boots(self.name)[:-_BOOTS]:
                 record_path(self.name, boot).unlink()
@@ -206,10 +211,10 @@ class MemoryGuard:
         if "inside" in settings:
             threading.Thread(target=self._seek_containers, daemon=True).start()
 
-    def _open_record(self, ending: str) -> int:
+    def _open_record(self, name: str, ending: str) -> int:
         """Return an open record; where none can be had, a file in memory."""
         try:
-            return open_record(self.name, ending)
+            return open_record(name, ending)
         except OSError as error:
             say(f"the guard goes on without this record: {error}")
             return os.memfd_create(ending)
@@ -235,7 +240,9 @@ class MemoryGuard:
             self._looked_at = now
             self._find_groups()
         if self._waits:
-            self._admit_rank(memory)
+            self._admit_rank()
+        elif memory.left < self._turn_until or now > self._wait_ends:
+            self._end_turn()
         # A little more ends the warning, so that it is not said again and again.
         mark = self.mark * (1.1 if self._status else 1)
         is_low = memory.left < mark
@@ -249,13 +256,13 @@ class MemoryGuard:
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
 
-    def _admit_rank(self, memory: MemoryLeft) -> None:
+    def _admit_rank(self) -> None:
         """Let the rank start once there is the memory that it needs, or ``_LONGEST_WAIT`` is over.
 
         Until then systemd holds it back. A rank that runs, beside a new guard, has its memory.
         """
         members = [group.read_members() for group in self._groups.values()]
-        is_short = memory.left < self.needs and not any(members)
+        is_short = not any(members) and not self._take_turn()
         self._waits = is_short and time.monotonic() < self._wait_ends
         if self._waits:
             return
@@ -265,6 +272,25 @@ class MemoryGuard:
         self._writer.submit(notify, "READY=1\nSTATUS=")
         self._status = ""
         self._noted_at = 0.0
+
+    def _take_turn(self) -> bool:
+        """Return whether the rank has its turn: no other start has, and there is the memory.
+
+        It lasts until the rank has that memory, or the guard has ended.
+        """
+        with suppress(OSError):  # another one has it
+            fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = self.read_memory().left
+            if left >= self.needs:
+                self._turn_until = left - self.needs + self.mark
+                self._wait_ends = time.monotonic() + _LONGEST_WAIT
+                return True
+        self._end_turn()
+        return False
+
+    def _end_turn(self) -> None:
+        with suppress(OSError):
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def read_memory(self) -> MemoryLeft:
         """Return the memory of this machine now."""
@@ -366,7 +392,8 @@ class MemoryGuard:
     def _describe_wait(self, memory: MemoryLeft) -> str:
         total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 10
         subject, size = most_grown(ProcessSizes(0.0, total, []), self._looks[-1])
-        text = f"the start waits for memory: {memory.left // _GIB} GiB are left"
+        reason = "memory" if memory.left < self.needs else "another one's memory"
+        text = f"the start waits for {reason}: {memory.left // _GIB} GiB are left"
         text += f", {-(-self.needs // _GIB):.0f} needed"
         return f"{text}; {subject} has {size // _GIB}"
 

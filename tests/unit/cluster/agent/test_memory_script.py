@@ -1,6 +1,7 @@
 """End a rank by its control group, with the words why; read such a record from a hostile disk."""
 
 import json
+import math
 import os
 import re
 import stat
@@ -196,6 +197,7 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
         guard = guard_with(0.001, group, **settings)
         guard.look()
         guard._writer.shutdown()
+        guard._end_turn()
         return guard, told[:]
 
     started = ["READY=1\nSTATUS="]
@@ -227,6 +229,33 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
     with rank_in(group, "sleep", "99") as rank:
         assert tell(needs=EVERYTHING)[1] == started
         rank.kill()
+
+
+def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
+    """Both fit alone: the second waits until the first has its memory, or its guard was killed."""
+    told = []
+    monkeypatch.setattr(memory_script, "notify", told.append)
+    first, second, third = (
+        guard_with(0.001, name=name, needs=0.01) for name in ("x", "y", "z")
+    )
+    first.look()
+    for guard in (second, first, second):
+        guard.look()
+    assert (first._waits, second._waits) == (False, True)
+    second._noted_at = 0.0
+    second.look()
+    second._writer.shutdown()
+    assert told[-1].startswith("STATUS=the start waits for another one's memory: ")
+
+    first._turn_until = math.inf  # less is left
+    first.look()
+    third.look()
+    second.look()
+    assert (third._waits, second._waits) == (False, True)
+    os.close(third._turn)  # as the kernel does for a process that ends
+    second._writer = memory_script.ThreadPoolExecutor(1)
+    second.look()
+    assert not second._waits
 
 
 SWAP = "MemTotal: 1120884 kB\nMemAvailable: {} kB\nSwapTotal: {} kB\nSwapFree: 4 kB\n"
