@@ -416,7 +416,7 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """apply, status and revert beside git apply, in one run.
+    """apply, status and revert beside git apply and the import of libcst, in one run.
 
     `nox -s bench -- nccl` measures the build of libnccl beside plain make instead, and
     `-- ring` the ring of vLLM's workers, stock's beside that of the fix shm_spin.

@@ -1,7 +1,7 @@
 """How long patchkit takes: cold processes, warm page cache, medians of one run.
 
 Beside it stand a peer (``git apply`` of the same change), the floor (a Python that only imports
-click), and what ast needs to parse the Python files that an apply edits. What ``apply`` takes
+libcst), and what libcst needs to parse the Python files that an apply edits. What ``apply`` takes
 beyond ``apply --trust-source`` is the sandbox's share. For the inspection of
 the largest stock NCCL the floor is a Python that hashes the file, the peer NVIDIA's cuobjdump. For
 what a node runs, probe and env, the floor is a Python that imports click. For `doctor --log` it is
@@ -11,7 +11,6 @@ grep that looks for one word in the same 100 MB.
 from __future__ import annotations
 
 import argparse
-import ast
 import platform
 import resource
 import shutil
@@ -25,6 +24,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import libcst
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +33,7 @@ from patchkit.source.releases import LockEntry
 
 RELEASES = ("0.19.1", "0.33.0")
 PATCHKIT = (sys.executable, "-m", "patchkit")
+FLOOR = (sys.executable, "-c", "import libcst")
 CLICK = (sys.executable, "-c", "import click")
 NODE = {
     "probe": ("probe",),
@@ -87,7 +88,7 @@ def measure(release: str, tree: Path, runs: int) -> None:
     rows: dict[str, list[float]] = {}
     for _ in range(runs):
         note = recorder(rows)
-        note("floor: import click", CLICK)
+        note("floor: import libcst", FLOOR)
         note("apply --trust-source", (*PATCHKIT, "apply", *source, "--trust-source"))
         run(*PATCHKIT, "revert", *source)
         note("apply", (*PATCHKIT, "apply", *source))
@@ -195,7 +196,7 @@ def changed(tree: Path) -> list[Path]:
 
 def parse(paths: list[Path]) -> None:
     for path in paths:
-        ast.parse(path.read_text())
+        libcst.parse_module(path.read_text())
 
 
 def show(title: str, rows: dict[str, list[float]]) -> None:

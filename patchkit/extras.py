@@ -22,6 +22,7 @@ BUILD = (
 """Import names of the libraries that the extra ``build`` installs."""
 BASE = (
     "cmake",
+    "libcst",
     "lz4",
     "packaging",
     "platformdirs",

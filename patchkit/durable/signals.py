@@ -96,7 +96,7 @@ def unwrapped() -> Iterator[None]:
     """Raise Interrupted instead of an error of the block that an Interrupted caused.
 
     Before Python 3.12, an interrupt during the definition of a class comes out as a RuntimeError.
-    A `finally` of a library may fail after an interrupt, too.
+    A `finally` of a library may fail after an interrupt, as those of libcst do with a KeyError.
     """
     try:
         yield

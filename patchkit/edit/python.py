@@ -2,23 +2,31 @@
 
 ``before`` and ``after`` are snippets: one expression, or one or more statements. Syntax trees are
 compared, so formatting and comments do not matter; only the matched span is replaced. A scope is
-the function to search, ``function`` or ``Class.method``.
+the function to search, ``function`` or ``Class.method``. The standard parser finds the scope, since
+it is much faster than libcst, which then parses that function alone.
 """
 
 from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit, Edits
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
 from patchkit.reading import parse_python
 
+if TYPE_CHECKING:
+    # libcst takes longer to import than a whole `patchkit fixes`, which parses nothing.
+    import libcst as cst
+    from libcst.metadata import CodeSpan
+
+_SHELL = "class _:\n"  # makes an indented function a module of its own
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_Located = ast.stmt | ast.expr
 Span = tuple[int, int]
 """Start and end of a part of a text, in code points."""
 
@@ -41,7 +49,7 @@ def swap(
     spans = _find_spans(text, definition, before)
     done = _find_spans(text, definition, after)
     # ``after`` contains ``before`` if it inserts code beside it.
-    kept = _equal_runs(ast.parse(_dedent_code(after)).body, before)
+    kept = _equal_runs(_spans_by_node(_dedent_code(after)), before)
     if len(done) == 1 and len(spans) == len(kept):
         return []
 
@@ -88,7 +96,7 @@ def wrap(
     present = _named(body, helper.name)[:1]
     for definition in present:
         if ast.dump(definition) != ast.dump(helper):
-            spot = _node_start(text, definition)
+            spot = _definition_start(text, definition)
             raise drift(path, text, f"def {helper.name}", [spot], scope="another form")
 
     if present and swapped:
@@ -99,7 +107,7 @@ def wrap(
         return []
 
     outer = _find_definition(path, text, scope.split(".")[0])
-    start = _node_start(text, outer)
+    start = _definition_start(text, outer)
     insertion = Edit(path, start, start, f"{code}\n\n", note)
     return [insertion, *swapped]
 
@@ -150,67 +158,81 @@ def _named(body: Sequence[ast.stmt], name: str) -> list[Definition]:
 
 
 def _find_spans(text: str, definition: Definition, code: str) -> list[Span]:
-    """Return the spans of a definition, without its decorators, that equal ``code``."""
-    bare = copy(definition)
-    bare.decorator_list = []
-    runs = _equal_runs([bare], code)
-    return sorted(span_of(text, run[0], run[-1]) for run in runs)
+    """Return the spans of a definition whose syntax tree equals that of ``code``."""
+    start = _line_offset(text, definition.lineno)
+    stop = _line_offset(text, (definition.end_lineno or 0) + 1)
+    segment = text[start:stop].rstrip("\n") + "\n"
+    shell = _SHELL if segment[:1] in " \t" else ""
+    source = shell + segment
+    positions = _spans_by_node(source)
+
+    # libcst counts bytes of UTF-8; an Edit counts code points.
+    data = source.encode()
+    shift = start - len(shell)
+    spans = []
+    for run in _equal_runs(positions, code):
+        first = positions[run[0]]
+        last = positions[run[-1]]
+        begin = len(data[: first.start].decode())
+        end = len(data[: last.start + last.length].decode())
+        spans.append((begin + shift, end + shift))
+    return sorted(spans)
 
 
-def span_of(text: str, first: _Located, last: _Located) -> Span:
-    """Return the span from the first statement to the last, or that of an expression."""
-    stop = _place_offset(text, last.end_lineno or 0, last.end_col_offset or 0)
-    return _node_start(text, first), stop
+def span_of(text: str, first: ast.stmt, last: ast.stmt) -> Span:
+    """Return the span from the first statement to the last."""
+    start = _place_offset(text, first.lineno, first.col_offset)
+    return start, _place_offset(text, last.end_lineno or 0, last.end_col_offset or 0)
 
 
-def _equal_runs(body: Sequence[ast.stmt], code: str) -> list[Sequence[_Located]]:
-    """Return each run of nodes in ``body`` that equals ``code``.
+# Cached, since `swap` looks for two pieces of code in one scope.
+@lru_cache(maxsize=16)
+def _spans_by_node(code: str) -> Mapping[cst.CSTNode, CodeSpan]:
+    """Return every node of the syntax tree of ``code``, with its span in bytes."""
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
-    It is one expression, or consecutive statements.
-    """
-    pattern: Sequence[_Located] = ast.parse(_dedent_code(code)).body
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    runs: list[Sequence[_Located]] = []
+    # libcst copies a tree in case a node is in it twice, which a parsed module never has.
+    wrapper = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True)
+    return wrapper.resolve(ByteSpanPositionProvider)
+
+
+def _equal_runs(nodes: Iterable[cst.CSTNode], code: str) -> list[Sequence[cst.CSTNode]]:
+    """Return each run of nodes that equals ``code``: one expression, or consecutive statements."""
+    import libcst as cst
+
+    pattern: Sequence[cst.CSTNode] = cst.parse_module(_dedent_code(code)).body
+    runs: list[Sequence[cst.CSTNode]] = []
     match pattern:
-        case [ast.Expr(value=expression)]:
+        case [cst.SimpleStatementLine(body=[cst.Expr(value=expression)])]:
             pattern = [expression]
-            runs += ([node] for node in nodes if isinstance(node, ast.expr))
+            runs += ([node] for node in nodes)
         case _:
-            for block in (body, *_blocks_in(nodes)):
-                starts = range(len(block) - len(pattern) + 1)
-                runs += (block[start : start + len(pattern)] for start in starts)
+            for node in nodes:
+                if isinstance(node, cst.Module | cst.IndentedBlock):
+                    starts = range(len(node.body) - len(pattern) + 1)
+                    runs += (node.body[i : i + len(pattern)] for i in starts)
 
-    # The kinds of nodes are compared first, which is much cheaper.
+    # Shapes by ast.dump ignore quotes, parentheses and blank space. The kinds of nodes are compared
+    # first, which is much cheaper.
     kinds = list(map(type, pattern))
     alike = (run for run in runs if list(map(type, run)) == kinds)
-    shape = list(map(ast.dump, pattern))
-    return [run for run in alike if list(map(ast.dump, run)) == shape]
+    shape = _syntax_shape(code)
+    written = cst.Module(body=[]).code_for_node
+    return [run for run in alike if _syntax_shape("".join(map(written, run))) == shape]
 
 
-def _blocks_in(nodes: Sequence[ast.AST]) -> list[list[ast.stmt]]:
-    """Return the lists of statements in nodes, except an elif, which is no statement by itself."""
-    blocks = [
-        (node, getattr(node, name, []))
-        for node in nodes
-        if not isinstance(node, ast.expr)  # the body of a lambda is no list
-        for name in ("body", "orelse", "finalbody")
-    ]
-    return [block for node, block in blocks if not _is_elif(node, block)]
+def _syntax_shape(code: str) -> str | None:
+    try:
+        return ast.dump(ast.parse(_dedent_code(code)))
+    except SyntaxError:
+        return None
 
 
-def _is_elif(node: ast.AST, block: Sequence[ast.stmt]) -> bool:
-    match node, block:
-        case ast.If(col_offset=column), [ast.If() as inner]:
-            return inner.col_offset == column
-    return False
-
-
-def _node_start(text: str, node: _Located) -> int:
-    """Return the offset at which a node begins, with its decorators."""
-    # The place of a definition is that of def or class, below the decorators.
-    parts = [node, *getattr(node, "decorator_list", [])]
-    line = min(part.lineno for part in parts)
-    return _place_offset(text, line, node.col_offset)
+def _definition_start(text: str, node: Definition) -> int:
+    # lineno is the line of def or class, below the decorators.
+    nodes = [node, *node.decorator_list]
+    return _line_offset(text, min(part.lineno for part in nodes))
 
 
 def _line_offset(text: str, line: int) -> int:

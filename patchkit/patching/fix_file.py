@@ -79,17 +79,26 @@ def explain_failure(fix: Fix) -> Iterator[None]:
         yield
     except (PatchkitError, OSError, MemoryError):
         raise
-    except RecursionError:
-        raise DriftError(
-            f"{fix.id}: a file that it looks at is nested too deeply to be compared",
-            why="no release has such code: it was edited by hand, or made to do harm",
-            hint="restore the files from the release, or leave it out with "
-            f"--without {fix.id}",
-        ) from None
     except Exception as error:
+        if any(isinstance(cause, RecursionError) for cause in _causes_of(error)):
+            raise DriftError(
+                f"{fix.id}: a file that it looks at is nested too deeply to be compared",
+                why="no release has such code: it was edited by hand, or made to do harm",
+                hint="restore the files from the release, or leave it out with "
+                f"--without {fix.id}",
+            ) from None
+
         file = Path(fix.look.__code__.co_filename).resolve()
         hint = f"leave it out with --without {fix.id}, and report it"
         raise _mistake_of(file, error, hint) from error
+
+
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes: libcst raises another error while one is handled."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
@@ -97,9 +106,8 @@ def _mistake_of(file: Path, error: Exception, hint: str) -> RecipeError:
 
     It names the line of the file that is the last in the traceback, or line 1 if none is in it.
     """
-    if isinstance(error, SyntaxError) and error.filename != "<unknown>":
-        # A SyntaxError names its file, which may be a helper that this file imports. It has none
-        # if code within the file is wrong, such as what `swap` is given.
+    if isinstance(error, SyntaxError):
+        # A SyntaxError names its file, which may be a helper that this file imports.
         place = f"{error.filename}:{error.lineno}"
         problem = error.msg
     else:

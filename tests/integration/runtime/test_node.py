@@ -83,7 +83,9 @@ def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     for verb in {*verbs} - {*OF_A_NODE} | {"inspect", "doctor"}:
         assert done[verb].returncode == HostError.exit_code, verb
         said, why, after = done[verb].stderr.splitlines()
-        assert said.startswith("error: not installed: cmake, lz4, packaging, "), verb
+        assert said.startswith(
+            "error: not installed: cmake, libcst, lz4, packaging, "
+        ), verb
         assert "--no-deps" in why
         command = after.removeprefix("  next: in a clone of patchkit: ")
         assert shlex.split(command) == [program[0], "-m", "pip", "install", "."]

@@ -159,7 +159,7 @@ def no_memory():
 
 
 def deep_code():
-    text = f"def f():\n    return {'-' * 900}a < 9\n"
+    text = f"def f():\n    x = {'-' * 900}1\n    return a < 9\n"
     swap("a.py", text, "f", "a < 9", "a < 12", note="")
 
 
