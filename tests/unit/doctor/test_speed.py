@@ -66,6 +66,8 @@ def test_the_parts_of_a_step_are_its_sum():
     ("fault", "facts", "changes", "words"),
     [
         ("cpu", {}, {"delay": 0.5}, "EngineCor (process 7) waits 2.5 ms"),
+        ("cpu", {}, {"delay": 0.2}, "EngineCor (process 7) waits 1 ms"),
+        ("eager", {"eager": "yes"}, {"delay": 0.2}, "--enforce-eager"),
         ("batch", {}, {"waiting": 4.0}, "4 requests wait while 4 run"),
         ("cache", {"kv_usage": 0.97}, {"waiting": 4.0}, "the KV cache is full"),
         (
