@@ -39,6 +39,7 @@ class Bounds:
     facts: int
     apart: Mapping[str, float]
     moved: Mapping[str, float]
+    moved_by_flags: Mapping[str, float]
     perplexity: Mapping[str, float]
     marks: Values
     back_ends: Texts
@@ -227,7 +228,9 @@ def _judge_move(case: AnswerCase) -> _Judged:
         (_gap(former.logprobs[name], chances[name]) for name in shared), default=0.0
     )
     changes = _changes(case.answers.start, former.start)
-    for about, bound in _BOUNDS.moved.items():
+    has_other_flags = case.answers.start.part("flags") != former.start.part("flags")
+    bounds = _BOUNDS.moved_by_flags if has_other_flags else _BOUNDS.moved
+    for about, bound in bounds.items():
         if shift > bound:
             yield about, {"shift": shift, "bound": bound, "changes": changes}
             return

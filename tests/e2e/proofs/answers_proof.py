@@ -29,10 +29,8 @@ from patchkit.cluster.openai import model_answers
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
 from patchkit.doctor.answers import AnswerCase, answer_findings, fingerprint
 from patchkit.finding import Finding, Level
-from tools.markdown import replaced, table
+from tools.markdown import table
 
-PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
-MAKER = "nox -s answers-proof -- --write"
 HEADER = (
     "what was wrong",
     "runs",
@@ -245,12 +243,10 @@ def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
 
 
 def write_down(rows: list[Row]) -> None:
-    """Write the runs as a file of data, and their table into the page."""
+    """Write the runs as a file of data, and print their table."""
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text("".join(f"{line_of(row)}\n" for row in rows))
-    made = table(HEADER, table_rows(rows))
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(replaced(page, "answers", MAKER, made.strip()), encoding="utf-8")
+    print(table(HEADER, table_rows(rows)))
 
 
 def line_of(row: Row) -> str:

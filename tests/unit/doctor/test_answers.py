@@ -61,12 +61,12 @@ def about(findings, *levels):
 # What answer_faults.py did to the model → what is found against the healthy start.
 FOUND = {
     "healthy": set(),
-    "fp4": set(),
-    "swap": {"answers-far"},
-    "noise": {"answers-moved"},
-    "rope": {"answers-moved", "answers-fact", "answers-chat", "answers-tool"},
-    "stale": {"answers-steps"},
-    "nan": {"answers-failed", "answers-chat", "answers-tool"},
+    "fp4": {"answers-far"},
+    "swap": {"answers-moved", "answers-marks"},
+    "noise": {"answers-moved", "answers-marks"},
+    "rope": {"answers-moved", "answers-fact", "answers-tool"},
+    "stale": {"answers-steps", "answers-marks"},
+    "nan": {"answers-failed", "answers-fact", "answers-chat", "answers-tool"},
 }
 
 
@@ -77,13 +77,32 @@ def test_real_answers(name):
     assert about(findings, Level.ERROR, Level.WARNING) == FOUND[name]
 
 
+@pytest.mark.parametrize(
+    ("flags", "level"), [("", "warning"), ("--kv-cache-dtype fp8", "note")]
+)
+def test_other_flags_may_move_the_answers_farther(flags, level):
+    healthy = recorded("healthy")
+    former = kept(healthy, flags=flags)
+    moved = [
+        replace(reply, logprobs=tuple(each - 0.1 for each in reply.logprobs))
+        if reply.about == "passage"
+        else reply
+        for reply in healthy.replies
+    ]
+    findings = answer_findings(
+        "spark-1", case(replace(healthy, replies=tuple(moved)), former)
+    )
+    levels = {each.about: str(each.level) for each in findings}
+    assert levels.get("answers-far", levels.get("answers-drift")) == level
+
+
 def test_a_healthy_start_says_its_perplexity_and_where_it_was():
     healthy = recorded("healthy")
     findings = answer_findings("spark-1", case(healthy, kept(healthy)))
     right = {each.about: each.what for each in findings}["answers-right"]
     figure = right.split()[1]
     assert right.startswith(f"perplexity {figure} → {figure} (english ")
-    assert right.endswith("; 8 of 8 facts; 6 s")
+    assert right.endswith("; 8 of 8 facts; 2 s")
 
 
 def test_garbage_names_the_back_ends_and_the_way_back():
@@ -99,7 +118,7 @@ def test_garbage_names_the_back_ends_and_the_way_back():
         "INFO Using FlashInferCutlassNvFp4LinearKernel for NVFP4 GEMM",
     ]
     venv = "/home/spark/.local/share/patchkit/venvs/0123456789ab"
-    former = kept(healthy, vLLM="0.25.1+patchkit1", installation=venv)
+    former = kept(healthy, vLLM="0.24.0+patchkit1", installation=venv)
     findings = answer_findings(
         "spark-1", case(replace(healthy, replies=tuple(replies)), former, log)
     )
@@ -111,7 +130,7 @@ def test_garbage_names_the_back_ends_and_the_way_back():
     )
     assert (
         garbage.hint
-        == "patchkit cluster install --wheelhouse wheelhouse-0.25.1 && patchkit up tiny"
+        == "patchkit cluster install --wheelhouse wheelhouse-0.24.0 && patchkit up tiny"
     )
 
 
@@ -183,9 +202,9 @@ def test_the_former_of_the_same_start_comes_first():
     assert choose_former(replace(healthy, former=(newer,))) == newer
     assert choose_former(healthy) is None
     assert back_command(same, healthy.start) == "patchkit doctor --gpu"
-    by_pip = kept(healthy, vLLM="0.25.1", installation="/home/spark/.venv")
+    by_pip = kept(healthy, vLLM="0.24.0", installation="/home/spark/.venv")
     assert back_command(by_pip, healthy.start) == (
-        "/home/spark/.venv/bin/pip install wheelhouse-0.25.1/vllm-*.whl && patchkit up tiny"
+        "/home/spark/.venv/bin/pip install wheelhouse-0.24.0/vllm-*.whl && patchkit up tiny"
     )
 
 
