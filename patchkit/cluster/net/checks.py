@@ -476,11 +476,8 @@ def way_checks(way: Way, netdev: str, peer: str, node: str = HERE) -> Findings:
     fields: dict[str, object] = {
         "node": node,
         "other": peer,
-        "others": peer,
         "way": way,
         "route": route,
-        "netdevs": way.netdev,
-        "mtu": way.mtu,
         "what": f"frames of {way.mtu} bytes do not arrive at {peer} ({way.address})",
         "payload": way.mtu - HEADERS,
     }

@@ -201,27 +201,15 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
     if not ways:
         raise NotCheckedError("no address of another node is known")
 
-    findings: dict[Finding, None] = {}
-    for peer, way in ways:
-        findings |= dict.fromkeys(_way_findings(end, peer, way))
-
-    wrong = {finding.about for finding in findings}
-    fine = [
-        make_fine(
-            about,
-            end.node,
-            mtu=end.mtu,
-            others=", ".join(dict.fromkeys(peer.node for peer, _way in ways)),
-            netdevs=", ".join(dict.fromkeys(way.netdev for _peer, way in ways)),
-        )
-        for about in _OF_WAYS
-        if about not in wrong
-    ]
-    return [*findings, *fine]
+    # Two addresses of a peer on one interface have the same findings.
+    findings = (
+        finding for peer, way in ways for finding in _way_findings(end, peer, way)
+    )
+    return list(dict.fromkeys(findings))
 
 
 def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
-    """Yield what is wrong with one way, and which checks of it were not made."""
+    """Yield the checks of one way, also those that were not made."""
     if peer.obstacle:
         yield from (unchecked(about, end.node, peer.obstacle) for about in _OF_WAYS)
         return
@@ -237,7 +225,7 @@ def _way_findings(end: CableEnd, peer: CableEnd, way: Way) -> Findings:
     for result in way_checks(way, netdevs[0], peer.node, end.node):
         if result.level is Level.UNKNOWN:
             yield unchecked(result.about, end.node, result.what)
-        elif result.level is not Level.OK:
+        else:
             yield replace(result, where=end.node)
 
 
