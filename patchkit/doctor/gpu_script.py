@@ -433,44 +433,36 @@ def try_all_reduce(settings: Answer) -> Answer:
 def try_decode(settings: Answer) -> Answer:
     """Measure what limits a decoding step: the memory, and the kernels of a layer in a CUDA graph.
 
-    Settings are the bytes of weights ``layer_bytes`` of one of the ``layers``, the width
-    ``hidden``, the ``tokens`` of a step, and how many products (``matrices``) and other kernels
-    (``small``) a layer has. The weights are random, in BF16, whatever the model's are.
+    Settings are the bytes of weights ``layer_bytes`` of a layer, the width ``hidden``, the
+    ``tokens`` of a step, and how many products (``matrices``) and other kernels (``small``) a layer
+    has. The weights are zeros in BF16, whatever the model's are.
     """
     torch = _require_gpu()
     hidden = settings["hidden"]
     size = min(settings["layer_bytes"], _BUFFER)
-    rows = max(size // (2 * hidden * settings["matrices"]), 1)
-    layers = min(settings["layers"], _BUFFER // size)
+    layers = _BUFFER // size
+    products = layers * settings["matrices"]
+    rows = _BUFFER // (2 * hidden * products)
+
     kind = {"device": "cuda", "dtype": torch.bfloat16}
-    weights = [
-        torch.zeros(rows, hidden, **kind) for _ in range(layers * settings["matrices"])
-    ]
+    weights = torch.zeros(products, rows, hidden, **kind)
+    target = torch.empty_like(weights)
     tokens = torch.zeros(settings["tokens"], hidden, **kind)
-    products = torch.empty(settings["tokens"], rows, **kind)
 
     def run_layers() -> None:
         for weight in weights:
-            torch.matmul(tokens, weight.t(), out=products)
+            torch.matmul(tokens, weight.t())
         for _ in range(layers * settings["small"]):
             tokens.mul_(1.0)
 
-    source = torch.zeros(_BUFFER // 4, device="cuda", dtype=torch.float16)
-    target = torch.empty_like(source)
-    wide = torch.zeros(_BUFFER // 4 // hidden, hidden, **kind)
-    one = tokens[:1]
-
-    layer_seconds = _time_graph(torch, run_layers) / layers
-    copy_seconds = _time_graph(torch, lambda: target.copy_(source))
-    product_seconds = _time_graph(torch, lambda: torch.matmul(one, wide.t()))
-    copied = 2 * source.nbytes / copy_seconds
-    read = wide.nbytes / product_seconds
+    copied = 2 * weights.nbytes / _time_graph(torch, lambda: target.copy_(weights))
+    seconds = _time_graph(torch, run_layers)
+    rate = max(copied, weights.nbytes / seconds)
+    beyond = (seconds - weights.nbytes / rate) / layers
     return {
         "figures": {
-            "copy_gigabytes_per_second": round(copied / 1e9, 1),
-            "product_gigabytes_per_second": round(read / 1e9, 1),
-            "layer_microseconds": round(layer_seconds * 1e6, 2),
-            "layer_bytes": 2 * rows * hidden * settings["matrices"],
+            "gigabytes_per_second": round(rate / 1e9, 1),
+            "kernel_milliseconds": round(beyond * 1000, 5),
         }
     }
 

@@ -2,179 +2,119 @@
 
 from __future__ import annotations
 
-import operator
+import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import replace
 
 from patchkit.finding import fill_texts
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import RECIPES, read_toml
 
 _BENCH = RECIPES / "bench.toml"
-_SIGNS = {"<": operator.lt, ">": operator.gt}
-_GROUPS = 2  # all-reduces of a layer: behind attention, and behind the MLP
 
-Quantity = float | str | None
-"""A number, a text, or None if it is unknown: no condition holds for that."""
+Quantities = Mapping[str, float | str | None]
+"""What was measured of a server and read about it, by the names that bench.toml explains.
 
-
-@frozen
-class StepMeasurements:
-    """What was measured of a server under a load, and read about it.
-
-    ``step_ms`` is the time from one decoding step to the next, ``tokens`` what a step gives to all
-    requests together, ``requests`` the number of requests that run, ``waiting`` of those that wait.
-    ``read_bytes`` are what a rank reads from memory for a step, ``bandwidth`` GB/s. ``kernel_ms``
-    is the time that the kernels of a step take beyond that. ``all_reduce_us`` is one all-reduce of
-    this model's size. ``idle`` is the part of the time in which the GPU runs no kernel, ``delay``
-    that in which a process of the engine waits for a core. ``sources`` say how each is known.
-    ``facts`` are quantities for the conditions of bench.toml, and words for its texts.
-    """
-
-    step_ms: float
-    tokens: float
-    requests: float
-    waiting: float = 0.0
-    read_bytes: float | None = None
-    bandwidth: float | None = None
-    kernel_ms: float | None = None
-    layers: int = 0
-    ranks: int = 1
-    all_reduce_us: float | None = None
-    idle: float | None = None
-    delay: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Quantity] = field(default_factory=dict)
+None is unknown.
+"""
 
 
 @frozen
 class StepPart:
-    """A part of a step in ms, None if unknown; ``source`` says how it is known, or why not."""
+    """A part of a step; its time is the product of ``factors``, which are names of quantities.
 
-    name: str
-    ms: float | None
-    source: str
-
-
-@frozen
-class StepParts:
-    """A step in parts. ``rest_ms`` is what no part explains, below 0 if the parts are too long.
-
-    ``fault`` is the id of the part at fault, "" for none, and "unknown" if much is unexplained.
+    ``source`` says how it is known, or why not; ``ms`` is None if a factor is unknown.
     """
 
-    measured: StepMeasurements
-    parts: tuple[StepPart, ...]
-    rest_ms: float
-    fault: str
-    verdict: str
-    lever: str
+    id: str
+    name: str
+    factors: Texts
+    source: str
+    ms: float | None = None
+
+    def time(self, quantities: Quantities) -> float | None:
+        """Return the time in ms, None if a factor is unknown."""
+        factors = [quantities.get(name) for name in self.factors]
+        numbers = [factor for factor in factors if isinstance(factor, float)]
+        return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
 @frozen
 class SpeedFault:
-    """A row of bench.toml: a fault, the quantities that show it, and what is said of it."""
+    """A fault, the quantities that show it, what is said of it, and the lever.
+
+    ``id`` is "none" if nothing is slow, and "unknown" if much of a step is unexplained.
+    """
 
     id: str
-    when: Mapping[str, str]
+    when: Values
     what: str
     hint: str
 
 
 @frozen
-class PartText:
-    """The name of a part for people."""
+class StepParts:
+    """A step in parts, of which the last is the rest that no other explains.
 
-    id: str
-    name: str
+    The rest is below 0 if the others are too long.
+    """
+
+    measured: Quantities
+    parts: tuple[StepPart, ...]
+    fault: SpeedFault
 
 
 _FAULTS = read_toml(tuple[SpeedFault, ...], _BENCH, key="fault")
-_PARTS = read_toml(tuple[PartText, ...], _BENCH, key="part")
+_PARTS = read_toml(tuple[StepPart, ...], _BENCH, key="part")
 
 
-def explain_step(measured: StepMeasurements) -> StepParts:
-    """Return the parts of a step, the one at fault, and the lever."""
-    times = _part_times(measured)
-    missing = "not measured"
-    parts = tuple(
-        StepPart(
-            name=part.name,
-            ms=times[part.id],
-            source=measured.sources.get(part.id, missing),
-        )
-        for part in _PARTS
-    )
-    rest = measured.step_ms - sum(filter(None, times.values()))
+def explain_step(measured: Quantities) -> StepParts:
+    """Return the parts of a step, and the one at fault; ``step_ms`` is required."""
+    step_ms = float(measured["step_ms"] or 0.0)
+    quantities = {**measured}
+    rest = step_ms
+    for part in _PARTS:
+        quantities["rest"] = rest
+        ms = part.time(quantities)
+        quantities[f"{part.id}_ms"] = ms
+        quantities[f"{part.id}_share"] = ms and ms / step_ms
+        rest -= ms or 0.0
 
-    quantities = {**_quantities(measured, times, rest), **measured.facts}
-    fault = next(row for row in _FAULTS if _holds(row.when, quantities))
-    texts = fill_texts({"what": fault.what, "hint": fault.hint}, _shown(quantities))
+    shown = _shown(quantities)
+    fault = next(row for row in _FAULTS if _is_shown(row, quantities))
+    texts = fill_texts({"what": fault.what, "hint": fault.hint}, shown)
     return StepParts(
         measured=measured,
-        parts=parts,
-        rest_ms=rest,
-        fault=fault.id,
-        verdict=texts["what"],
-        lever=texts["hint"],
+        parts=tuple(
+            replace(
+                part,
+                ms=part.time(quantities),
+                source=part.source.format_map(shown),
+            )
+            for part in _PARTS
+        ),
+        fault=replace(fault, **texts),
     )
 
 
-def _part_times(measured: StepMeasurements) -> dict[str, float | None]:
-    memory = None
-    if measured.read_bytes and measured.bandwidth:
-        memory = measured.read_bytes / measured.bandwidth / 1e6
-
-    reduce = 0.0 if measured.ranks == 1 else None
-    if reduce is None and measured.all_reduce_us is not None:
-        reduce = _GROUPS * measured.layers * measured.all_reduce_us / 1000
-
-    # A GPU that waits for a delayed engine is idle: the delay is a part of that time.
-    shares = [share for share in (measured.idle, measured.delay) if share is not None]
-    host = max(shares) * measured.step_ms if shares else None
-    return {
-        "memory": memory,
-        "kernels": measured.kernel_ms,
-        "all-reduce": reduce,
-        "host": host,
-    }
+def _is_shown(fault: SpeedFault, quantities: Quantities) -> bool:
+    return all(
+        _holds(condition, quantities.get(name))
+        for name, condition in fault.when.items()
+    )
 
 
-def _quantities(
-    measured: StepMeasurements, times: Mapping[str, float | None], rest: float
-) -> dict[str, Quantity]:
-    """Return the quantities that conditions may name; shares are parts of the step."""
-    reduce = times["all-reduce"]
-    return {
-        "requests": measured.requests,
-        "waiting": measured.waiting,
-        "ranks": float(measured.ranks),
-        "all_reduce_ms": reduce,
-        "all_reduce_share": None if reduce is None else reduce / measured.step_ms,
-        "host_ms": times["host"],
-        "delay": measured.delay,
-        "delay_ms": (measured.delay or 0.0) * measured.step_ms,
-        "rest_ms": rest,
-        "rest_share": rest / measured.step_ms,
-    }
+def _holds(condition: str, value: float | str | None) -> bool:
+    """Return whether a number is ``<N`` or ``>N``, or a pattern matches the whole of a text."""
+    if isinstance(value, float):
+        bound = float(condition[1:])
+        return value < bound if condition[0] == "<" else value > bound
+    return re.fullmatch(condition, value or "") is not None
 
 
-def _holds(when: Mapping[str, str], quantities: Mapping[str, Quantity]) -> bool:
-    """Return whether all conditions hold: ``<N``, ``>N``, or else a text that is equal."""
-    for name, condition in when.items():
-        value = quantities.get(name)
-        compare = _SIGNS.get(condition[0])
-        if compare is None:
-            is_met = value == condition
-        else:
-            is_met = isinstance(value, float) and compare(value, float(condition[1:]))
-        if not is_met:
-            return False
-    return True
-
-
-def _shown(quantities: Mapping[str, Quantity]) -> Mapping[str, str]:
+def _shown(quantities: Quantities) -> Values:
     texts = {
         name: f"{value:.3g}" if isinstance(value, float) else value
         for name, value in quantities.items()
@@ -185,20 +125,17 @@ def _shown(quantities: Mapping[str, Quantity]) -> Mapping[str, str]:
 
 def step_lines(explained: StepParts) -> Texts:
     """Return the lines for people: the step, its parts with how they are known, the verdict."""
-    measured = explained.measured
-    speed = measured.tokens / measured.step_ms * 1000
-    head = (
-        f"a step takes {measured.step_ms:.3g} ms with {measured.requests:.3g} requests, and "
-        f"gives {measured.tokens:.3g} tokens: {speed:.4g} tok/s"
-    )
-    lines = [head]
+    shown = _shown(explained.measured)
+    lines = [
+        "a step takes {step_ms} ms with {running} requests, and gives {tokens} tokens: "
+        "{speed} tok/s".format_map(shown)
+    ]
     for part in explained.parts:
         time = "     ?" if part.ms is None else f"{part.ms:6.2f}"
-        lines.append(f"  {time} ms  {part.name}: {part.source}")
-    lines.append(f"  {explained.rest_ms:6.2f} ms  not explained")
-    lines.append(
-        f"at fault: {explained.verdict}" if explained.fault else explained.verdict
-    )
-    if explained.lever:
-        lines.append(f"next: {explained.lever}")
+        lines.append(f"  {time} ms  {part.name}{part.source}")
+
+    fault = explained.fault
+    lines.append(f"at fault: {fault.what}" if fault.hint else fault.what)
+    if fault.hint:
+        lines.append(f"next: {fault.hint}")
     return tuple(lines)

@@ -1,169 +1,155 @@
-"""Read what runs at a port of this machine: processes, log, flags of vLLM."""
+"""Read what a server of this machine is: its processes, its log, its flags, its model."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from patchkit.cluster.agent.processes import read_processes
-from patchkit.errors import HostError
-from patchkit.foreign import read_number
+from patchkit.cluster.agent.processes import Process, listeners_at, read_processes
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.doctor.answers import find_back_ends
+from patchkit.errors import HostError, PatchkitError
 from patchkit.frozen import Fields, Texts, Values, frozen
-from patchkit.reading import read_environment, read_strings
-from patchkit.records import RECIPES, read_toml
+from patchkit.reading import read_bytes, read_environment, read_strings
+from patchkit.records import RECIPES, RecordError, read_json, read_toml
+from patchkit.runtime.memory.cache import DRAFTING_LAYERS
+from patchkit.runtime.memory.checkpoint import model_folders, read_count
 from patchkit.runtime.memory.given_flags import given_flags
-from patchkit.runtime.rules.presets import DRAFTING
+from patchkit.runtime.memory.plan import SEQUENCES
+from patchkit.runtime.memory.weights import TENSOR_PARTS
+from patchkit.runtime.rules.presets import DRAFTING, find_preset
 
-_LOG: Values = read_toml(Fields, RECIPES / "bench.toml", key="why")["log"]
-_PATTERNS = {name: re.compile(text) for name, text in _LOG.items()}
-_LISTENS = "0A"  # a state in /proc/net/tcp
-_PROC = Path("/proc")
-_BACK_END = re.compile(r"--(?:attention|moe|linear|mm-encoder-attn)-backend")
+_SERVER = read_toml(Fields, RECIPES / "bench.toml", key="server")
+_LOG = {name: re.compile(text) for name, text in _SERVER["log"].items()}
+_FORCED = re.compile(_SERVER["forced"])
+_NEEDED = re.compile(_SERVER["variables"])
+_LINES = 5000  # of a log: more than a start writes
 _LONGEST = 20_000  # characters of a line
-_SIZE = re.compile(r"\d{1,6}")
+_LARGEST = 64 << 20  # bytes of a log
 
 
 @frozen
 class ServerProcess:
-    """A server's process: its words, its variables, and the processes that it started, by PID."""
+    """A server's process: its folder in /proc, its words, its variables.
 
-    pid: int
+    ``words[0]`` is its Python. ``engines`` has the processes below it, or itself if there is none,
+    by PID, with their names.
+    """
+
+    folder: Path
     words: Texts
     variables: Values
-    children: tuple[int, ...]
+    engines: Values
 
-    @property
-    def python(self) -> str:
-        """Return the path of the Python that runs the server, "" if it is not known."""
-        name = self.words[0] if self.words else ""
-        if "python" not in name:  # a title, as some processes of vLLM give themselves
-            name = str(_read_link(_PROC / str(self.pid) / "exe") or "")
-        return shutil.which(name, path=self.variables.get("PATH")) or ""
+    def read_delays(self) -> dict[str, float]:
+        """Return the seconds that each engine has waited for a core since its start, by name.
 
-    @property
-    def log(self) -> Path | None:
-        """Return the file that the server writes to, None if that is no file."""
-        with contextlib.suppress(OSError):
-            path = Path(_PROC, str(self.pid), "fd", "1").resolve()
-            return path if path.is_file() else None
-        return None
-
-    @property
-    def is_contained(self) -> bool:
-        """Return whether the server has another root than this machine."""
-        with contextlib.suppress(OSError):
-            return Path(_PROC, str(self.pid), "root").readlink() != Path("/")
-        return True
+        Only main threads count: those of engine and workers run the steps.
+        """
+        delays = {}
+        for pid, name in self.engines.items():
+            with contextlib.suppress(OSError):  # it ended
+                figures = Path(f"/proc/{pid}/schedstat").read_text().split()
+                delays[name] = int(figures[1]) / 1e9
+        return delays
 
 
-def find_server_process(port: int) -> ServerProcess:
-    """Return the process that listens at a port.
+def find_server_process(url: str) -> ServerProcess:
+    """Return the process that listens at a URL, with those of its variables that --why needs.
 
     Raises HostError if there is none, or if it belongs to another user.
     """
-    inodes = set(_listening_inodes(port))
+    listeners = listeners_at(url)
+    pid = max((listener.pid for listener in listeners), default=0)
     processes = list(read_processes())
-    for process in processes:
-        with contextlib.suppress(OSError):  # it ended, or belongs to another user
-            files = (_PROC / str(process.pid) / "fd").iterdir()
-            if any(str(_read_link(file)) in inodes for file in files):
-                return ServerProcess(
-                    pid=process.pid,
-                    words=tuple(read_strings(_PROC / str(process.pid) / "cmdline")),
-                    variables=read_environment(process.pid),
-                    children=tuple(_descendants(process.pid, processes)),
-                )
+    with contextlib.suppress(OSError):  # it ended, or is another user's
+        variables = read_environment(pid)
+        words = read_strings(Path(f"/proc/{pid}/cmdline"))
+        return ServerProcess(
+            folder=Path(f"/proc/{pid}"),
+            words=tuple(words),
+            variables={
+                name: text for name, text in variables.items() if _NEEDED.match(name)
+            },
+            engines=dict(_children(pid, processes)) or {str(pid): f"process {pid}"},
+        )
 
-    why = "it belongs to another user" if inodes else "nothing listens there"
     raise HostError(
-        f"port {port}: the server's process is not readable",
-        why=why,
+        f"{url}: the server's process is not readable",
+        why="it belongs to another user" if listeners else "nothing listens there",
         hint="run it on the server's machine, as the user of the server",
     )
 
 
-def _read_link(file: Path) -> Path | None:
-    with contextlib.suppress(OSError):
-        return file.readlink()
-    return None
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    """Yield the sockets that listen at a port, as links of /proc/PID/fd name them."""
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(_PROC, "net", name).read_text().splitlines()[1:]:
-                cells = line.split()
-                if cells[3] == _LISTENS and cells[1].endswith(f":{port:04X}"):
-                    yield f"socket:[{cells[9]}]"
-
-
-def _descendants(pid: int, processes: Sequence[Any]) -> Iterator[int]:
+def _children(pid: int, processes: Sequence[Process]) -> Iterator[tuple[str, str]]:
     for process in processes:
         if process.parent == pid:
-            yield process.pid
-            yield from _descendants(process.pid, processes)
+            yield str(process.pid), f"{process.name} (process {process.pid})"
+            yield from _children(process.pid, processes)
 
 
-def read_delays(pids: Iterable[int]) -> Mapping[int, float]:
-    """Return the seconds that each process has waited for a core since its start.
-
-    Only main threads count: those of engine and workers run the steps.
-    """
-    delays = {}
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):  # it ended
-            _used, delayed, _turns = (
-                (_PROC / str(pid) / "schedstat").read_text().split()
-            )
-            delays[pid] = int(delayed) / 1e9
-    return delays
-
-
-def process_name(pid: int) -> str:
-    """Return the name and the number of a process."""
-    with contextlib.suppress(OSError):
-        name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-        return f"{name} (process {pid})"
-    return f"process {pid}"
+def log_lines(
+    log: Path | None, process: ServerProcess, cluster: Cluster | None
+) -> Sequence[str]:
+    """Return the first lines of a log, that which the server writes, or the cluster's journal."""
+    path = log or (process.folder / "fd" / "1").resolve()
+    if log or path.is_file():
+        text = read_bytes(path, limit=_LARGEST).decode(errors="replace")
+        return text.splitlines()[:_LINES]
+    if cluster:
+        journal = read_group_journal(cluster, lines=_LINES)
+        return [line.text for _node, line in journal.lines]
+    return ()
 
 
 def read_log(lines: Iterable[str]) -> dict[str, str]:
-    """Return what vLLM's log says, by the names in [why.log] of bench.toml; the last one counts."""
+    """Return what a log says, by the names in [server.log] of bench.toml; the last match counts."""
     facts: dict[str, str] = {}
     for line in lines:
-        for name, pattern in _PATTERNS.items():
+        for name, pattern in _LOG.items():
             if match := pattern.search(line[:_LONGEST]):
                 facts[name] = match[1]
     return facts
 
 
-def engine_facts(server: ServerProcess, log: Values) -> dict[str, Any]:
+def read_setup(
+    process: ServerProcess, chosen: Sequence[str], lines: Sequence[str]
+) -> Fields:
     """Return how the engine is set up: the log's words go before the flags of the command.
 
-    ``eager`` and ``forced`` are yes or no, ``drafts`` on or off, ``sizes`` the numbers of tokens
-    with a CUDA graph, None if unknown.
+    ``chosen`` are the words of the command that a user wrote.
     """
-    flags = given_flags(server.words)
-    eager = log.get("eager", str("--enforce-eager" in flags))
-    speculative = log.get("speculative", flags.get(DRAFTING, "None"))
-    forced = [
-        f"{name} {value}" for name, value in flags.items() if _BACK_END.fullmatch(name)
-    ]
-    if variable := server.variables.get("VLLM_ATTENTION_BACKEND"):
-        forced.append(f"VLLM_ATTENTION_BACKEND={variable}")
-
-    sizes = [int(size) for size in _SIZE.findall(log.get("graph_sizes", ""))]
+    flags = given_flags(process.words)
+    choices = {**process.variables, **given_flags(chosen)}
+    forced = [f"{name} {text}" for name, text in choices.items() if _FORCED.match(name)]
     return {
-        "eager": "yes" if eager == "True" else "no",
-        "drafts": "off" if speculative == "None" else "on",
-        "max_seqs": flags.get("--max-num-seqs", "the release's default"),
-        "back_end": ", ".join(forced),
-        "sizes": sorted(sizes),
-        "weights_gib": read_number(log.get("weights_gib", "0")),
-        "ranks": int(flags.get("--tensor-parallel-size", "1")),
+        "eager": str("--enforce-eager" in flags),
+        "speculative": flags.get(DRAFTING, "None"),
+        "max_seqs": flags.get(SEQUENCES),
+        "ranks": float(flags.get(TENSOR_PARTS, "1")),
+        "forced": ", ".join(forced),
+        "back_ends": find_back_ends(lines),
+        **read_log(lines),
+    }
+
+
+def read_model(model: str, folder: str, variables: Values) -> Fields:
+    """Return a model's layers and width, 0 if unknown, and how it drafts, "" if it cannot."""
+    config: Fields = {}
+    for path in model_folders(folder, variables):
+        with contextlib.suppress(PatchkitError, RecordError, OSError, TypeError):
+            whole = read_json(Fields, read_bytes(path / "config.json"))
+            config = {**whole, **whole.get("text_config", {})}
+            break
+
+    preset = find_preset(model)
+    drafter = preset.drafter if preset else ""
+    if any(read_count(config, key) for key in DRAFTING_LAYERS):
+        drafter = drafter or _SERVER["mtp"]
+    return {
+        "layers": float(read_count(config, "num_hidden_layers")),
+        "hidden": float(read_count(config, "hidden_size")),
+        "drafter": drafter,
     }

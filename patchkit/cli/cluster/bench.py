@@ -54,7 +54,7 @@ class _Bench(VerbGroup):
     default_command = "run"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take `bench --why MODEL` for the default command, whose option comes first."""
+        """Take `--why MODEL` for the default command, whose option comes first."""
         words = [self.default_command] if args[:1] == ["--why"] else []
         return super().parse_args(ctx, [*words, *args])
 
@@ -125,6 +125,7 @@ def _explain(model: str, cluster: Cluster, folder: Path, options: Fields) -> Blo
     """Explain a step for each number of requests; keep what is said of the last one."""
     venv = options["venv"]
     for count in options["concurrency"] or (1,):
+        tell(f"{count} requests at once: {options['seconds']:.0f} s")
         request = StepRequest(
             cluster=cluster,
             model=model,
@@ -133,7 +134,6 @@ def _explain(model: str, cluster: Cluster, folder: Path, options: Fields) -> Blo
             log=options["log"],
             python=f"{venv}/bin/python" if venv else "",
             seconds=options["seconds"],
-            tell=tell,
         )
         explained = explain_server(request)
         yield {"step": explained}

@@ -93,7 +93,7 @@ class Group:
     on_cpu: bool = False
 
 
-HEALTHY = Case("none", "")
+HEALTHY = Case("none", "none")
 GROUPS = (
     Group("healthy", (HEALTHY, Case("CPU hog", "cpu", hog=True)), on_cpu=True),
     Group("eager", (Case("eager", "eager"),), ("--enforce-eager",), on_cpu=True),
@@ -240,9 +240,8 @@ def hogged(url: str) -> Iterator[None]:
     """Let the engine share a core with four programs that compute without end."""
     from patchkit.doctor.step_server import find_server_process
 
-    process = find_server_process(int(url.rpartition(":")[2]))
-    core = max(os.sched_getaffinity(process.pid))
-    engines = process.children or (process.pid,)
+    engines = find_server_process(url).engines
+    core = max(os.sched_getaffinity(int(next(iter(engines)))))
     former: dict[int, set[int]] = {}
     for pid in engines:
         for folder in Path(f"/proc/{pid}/task").glob("*"):
@@ -291,10 +290,10 @@ def run_case(lane: Lane, group: Group, case: Case, place: tuple[str, Path]) -> N
         return
     lane.keep(
         **row,
-        named=step["fault"],
-        verdict=step["verdict"],
+        named=step["fault"]["id"],
+        verdict=step["fault"]["what"],
         step_ms=step["measured"]["step_ms"],
-        rest_ms=step["rest_ms"],
+        rest_ms=step["parts"][-1]["ms"],
         parts={part["name"]: part["ms"] for part in step["parts"]},
         sources={part["name"]: part["source"] for part in step["parts"]},
         measured=step["measured"],
@@ -337,10 +336,10 @@ def run_slot(lane: Lane, waiting: list[Group], slot: int) -> None:
 def summarize(rows: Sequence[dict[str, Any]]) -> str:
     """Return how many runs were named right, and how far the sums are from the steps."""
     runs = [row for row in rows if row["named"] is not None]
-    wanted = [row for row in runs if row["expected"]]
+    wanted = [row for row in runs if row["expected"] != "none"]
     right = [row for row in wanted if row["named"] == row["expected"]]
-    healthy = [row for row in runs if not row["expected"]]
-    accused = [row for row in healthy if row["named"] not in ("", "unknown")]
+    healthy = [row for row in runs if row["expected"] == "none"]
+    accused = [row for row in healthy if row["named"] not in ("none", "unknown")]
     gaps = [abs(row["rest_ms"]) / row["step_ms"] for row in runs]
     near = [gap for gap in gaps if gap <= 0.1]
     return (
