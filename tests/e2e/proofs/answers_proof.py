@@ -15,20 +15,24 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from e2e.proofs.tiny_model import QUESTIONS
 from patchkit.cluster.openai import model_answers
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.cluster.ssh.answer import encoded
 from patchkit.doctor.answers import AnswerCase, answer_findings, fingerprint
 from patchkit.finding import Finding, Level
+from patchkit.records import RECIPES, read_json
 from tools.markdown import table
 
 HEADER = (
@@ -55,8 +59,8 @@ KINDS = {
 }
 TABLE = Path(__file__).parents[2] / "data" / "answers" / "proof.tsv"
 PORT = 8137
-URL = f"http://127.0.0.1:{PORT}"
 START_SECONDS = 900
+ASK_SECONDS = 600
 HEALTHY_RUNS = 4  # of each healthy start
 # vLLM's own variables for a small machine; the development mode has the way to the worker.
 VARIABLES = {
@@ -76,15 +80,9 @@ LIVE = ("scale", "swap", "rope", "zero", "noise", "stale", "nan")
 FORMATS = ("fp8", "fp4", "w4a4")
 ONCE = (*FORMATS, "nan")  # nothing in them is drawn by lot
 # Flags of a start that is wrong.
+WRONG_TEMPLATE = ("--chat-template", "{folder}/wrong.jinja")
 BY_FLAGS = {
-    "template": (
-        "--dtype",
-        "bfloat16",
-        "--enforce-eager",
-        *GOOD_PARSER,
-        "--chat-template",
-        "{folder}/wrong.jinja",
-    ),
+    "template": (*BASE, *WRONG_TEMPLATE),
     "parser": ("--dtype", "bfloat16", "--enforce-eager", *PARSER, "pythonic"),
 }
 HEALTHY = {
@@ -101,49 +99,67 @@ HEALTHY = {
 
 
 @contextlib.contextmanager
-def served(model: Path, flags: tuple[str, ...], log: Path) -> Iterator[None]:
-    """Serve a model until the block ends."""
-    words = [
-        Path(sys.executable).with_name("vllm"),
-        "serve",
-        model,
-        "--served-model-name",
-        "tiny",
-    ]
-    words += ["--host", "127.0.0.1", "--port", str(PORT), "--max-model-len", "2048"]
+def served(
+    model: Path,
+    flags: tuple[str, ...],
+    log: Path,
+    port: int = PORT,
+    variables: dict[str, str] = VARIABLES,
+    seconds: float = START_SECONDS,
+) -> Iterator[str]:
+    """Serve a model until the block ends; yield the server's address.
+
+    Raises RuntimeError with the end of the log if it does not serve within some seconds.
+    """
+    url = f"http://127.0.0.1:{port}"
+    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    words += ["--served-model-name", "tiny", "--max-model-len", "2048"]
+    words += ["--host", "127.0.0.1", "--port", str(port)]
     words += ["--worker-extension-cls", "e2e.proofs.answer_faults.Faults"]
     words += [flag.format(folder=model) for flag in flags]
-    env = {**os.environ, **VARIABLES}
-    with (
-        log.open("w") as file,
-        subprocess.Popen(words, stdout=file, stderr=file, env=env) as server,
-    ):
-        try:
-            deadline = time.monotonic() + START_SECONDS
-            while not is_healthy():
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"vLLM does not serve: {log.read_text()[-3000:]}"
-                    )
-                time.sleep(1)
-            yield
-        finally:
-            server.terminate()
-
-
-def is_healthy() -> bool:
+    env = {**os.environ, **variables}
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            words, stdout=file, stderr=file, env=env, start_new_session=True
+        )
     try:
-        with urllib.request.urlopen(f"{URL}/health", timeout=5) as answer:
+        await_server(server, url, log, seconds)
+        yield url
+    finally:
+        end(server)
+
+
+def await_server(
+    server: subprocess.Popen[bytes], url: str, log: Path, seconds: float
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_healthy(url):
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"vLLM does not serve: {log.read_text()[-3000:]}")
+        time.sleep(0.5)
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """End a server, and the workers that outlive it."""
+    server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
 
 
-def post(path: str, **body: object) -> str:
+def post(url: str, **body: object) -> str:
     data = json.dumps(body).encode()
-    request = urllib.request.Request(
-        URL + path, data, {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
         return str(answer.read().decode())
 
@@ -183,49 +199,83 @@ def accused(findings: list[Finding]) -> str:
     )
 
 
-def ask_and_judge(kind: str, detail: str, healthy: ModelAnswers, kept: Path) -> Row:
-    """Ask the running server as `up` does, and judge its answers both ways."""
-    answers = ask_model(URL, seconds=600)
-    name = f"{kind} {detail}".replace("/", "-").replace(" ", "-")[:80]
-    (kept / f"{name}.json").write_text(encoded(answers))
-    figures = "; ".join(one.what for one in judge(answers, healthy))
-    row = Row(
-        kind,
-        detail,
-        accused(judge(answers, None)),
-        accused(judge(answers, healthy)),
-        figures,
-    )
-    print(line_of(row), flush=True)
-    return row
+class Record:
+    """The runs so far; several threads may ask at once.
+
+    The folder has the answers of the healthy start (healthy.json) and of each run (kept.jsonl).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.healthy_file = folder / "healthy.json"
+        self.kept_file = folder / "kept.jsonl"
+        self.healthy: Future[ModelAnswers] = Future()
+        self.rows: list[Row] = []
+        self.lock = threading.Lock()
+
+    def take_healthy(self, url: str) -> None:
+        """Ask the start that the others are judged against, and begin the files anew."""
+        ask_model(url, seconds=ASK_SECONDS)  # the first one is slow
+        answers = ask_model(url, seconds=ASK_SECONDS)
+        self.healthy_file.write_text(encoded(answers))
+        self.kept_file.write_text("")
+        self.healthy.set_result(answers)
+
+    def ask_kind(self, url: str, kind: str, runs: int, name: str) -> None:
+        """Ask a server some times; a fault of the running server is made anew each time."""
+        for number in range(1 if kind in ONCE else runs):
+            if kind in LIVE + FORMATS:
+                self.ask_damaged(url, kind, str(number))
+            else:
+                self.ask(url, kind, f"{name} {number}")
+
+    def ask_damaged(self, url: str, kind: str, seed: str) -> None:
+        post(f"{url}/reset_prefix_cache")
+        damage = f"{url}/collective_rpc"
+        answer = json.loads(post(damage, method="damage", args=[kind, seed]))
+        self.ask(url, kind, f"{seed} {answer['results'][0]}")
+        post(damage, method="mend")
+
+    def ask_mended(self, url: str, detail: str) -> None:
+        """Ask a server whose faults were taken back."""
+        post(f"{url}/reset_prefix_cache")
+        self.ask(url, "healthy", detail)
+
+    def ask(self, url: str, kind: str, detail: str) -> None:
+        """Ask as `up` does, keep the answers, and judge them."""
+        answers = ask_model(url, seconds=ASK_SECONDS)
+        run = {"kind": kind, "detail": detail, "answers": encoded(answers)}
+        with self.lock, self.kept_file.open("a") as file:
+            file.write(f"{json.dumps(run)}\n")
+        self.add(kind, detail, answers)
+
+    def add(self, kind: str, detail: str, answers: ModelAnswers) -> None:
+        """Judge answers at a first start, and against the healthy start."""
+        first = judge(answers, None)
+        later = judge(answers, self.healthy.result())
+        figures = "; ".join(one.what for one in later)
+        row = Row(kind, detail, accused(first), accused(later), figures)
+        with self.lock:
+            self.rows.append(row)
+            print(line_of(row), flush=True)
+
+    def judge_again(self) -> None:
+        """Judge the answers that the files have."""
+        healthy = read_json(ModelAnswers, self.healthy_file.read_text())
+        self.healthy.set_result(healthy)
+        for line in self.kept_file.read_text().splitlines():
+            run = json.loads(line)
+            answers = read_json(ModelAnswers, run["answers"])
+            self.add(run["kind"], run["detail"], answers)
 
 
-def encoded(answers: ModelAnswers) -> str:
-    from patchkit.cluster.ssh.answer import encoded as text
-
-    return text(answers)
-
-
-def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
-    rows = []
-    with served(model, BASE, work / "base.log"):
-        ask_model(URL, seconds=600)  # the first one is slow
-        healthy = ask_model(URL, seconds=600)
-        (work / "healthy.json").write_text(encoded(healthy))
-        for number in range(HEALTHY_RUNS if "healthy" in kinds else 1):
-            detail = f"bfloat16, eager {number}"
-            rows += [ask_and_judge("healthy", detail, healthy, work)]
+def prove(record: Record, model: Path, work: Path, runs: int, kinds: set[str]) -> None:
+    with served(model, BASE, work / "base.log") as url:
+        record.take_healthy(url)
+        healthy_runs = HEALTHY_RUNS if "healthy" in kinds else 1
+        record.ask_kind(url, "healthy", healthy_runs, "bfloat16, eager")
         for kind in sorted(kinds.intersection(LIVE + FORMATS)):
-            for seed in range(1 if kind in ONCE else runs):
-                post("/reset_prefix_cache")
-                detail = json.loads(
-                    post("/collective_rpc", method="damage", args=[kind, str(seed)])
-                )["results"][0]
-                detail = f"{seed} {detail}"
-                rows.append(ask_and_judge(kind, detail, healthy, work))
-                post("/collective_rpc", method="mend")
-        post("/reset_prefix_cache")
-        rows.append(ask_and_judge("healthy", "mended", healthy, work))
+            record.ask_kind(url, kind, runs, "")
+        record.ask_mended(url, "mended")
 
     others = {name: (name, flags) for name, flags in BY_FLAGS.items() if name in kinds}
     if "healthy" in kinds:
@@ -233,20 +283,16 @@ def prove(model: Path, work: Path, runs: int, kinds: set[str]) -> list[Row]:
         del others["bfloat16, eager"]
     for name, (kind, flags) in others.items():
         try:
-            with served(model, flags, work / f"{name}.log"):
-                for run in range(HEALTHY_RUNS if kind == "healthy" else runs):
-                    detail = f"{name} {run}"
-                    rows.append(ask_and_judge(kind, detail, healthy, work))
+            with served(model, flags, work / f"{name}.log") as url:
+                healthy_runs = HEALTHY_RUNS if kind == "healthy" else runs
+                record.ask_kind(url, kind, healthy_runs, name)
         except RuntimeError as error:
             print(f"{name}: not served here: {error}"[-400:], flush=True)
-    return rows
 
 
-def write_down(rows: list[Row]) -> None:
-    """Write the runs as a file of data, and print their table."""
-    TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text("".join(f"{line_of(row)}\n" for row in rows))
-    print(table(HEADER, table_rows(rows)))
+def write_rows(rows: list[Row], file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(f"{line_of(row)}\n" for row in rows))
 
 
 def line_of(row: Row) -> str:
@@ -255,13 +301,19 @@ def line_of(row: Row) -> str:
     )
 
 
-def table_rows(rows: list[Row]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each kind: how many runs, how many were accused, and of what."""
-    for kind, words in KINDS.items():
+def table_of(rows: list[Row], words_of_kinds: dict[str, str]) -> str:
+    """Return a table: how many runs of each kind, how many were accused, and of what."""
+    return table(HEADER, table_rows(rows, words_of_kinds))
+
+
+def table_rows(
+    rows: list[Row], words_of_kinds: dict[str, str]
+) -> Iterator[tuple[str, ...]]:
+    for kind, words in words_of_kinds.items():
         runs = [row for row in rows if row.kind == kind]
         kinds: Counter[str] = Counter()
         for row in runs:
-            kinds.update({part.partition(":")[0] for part in row.later.split()})
+            kinds.update(sorted({part.partition(":")[0] for part in row.later.split()}))
         if runs:
             yield (
                 words,
@@ -274,11 +326,39 @@ def table_rows(rows: list[Row]) -> Iterator[tuple[str, ...]]:
 
 def leave_needles_out(work: Path) -> None:
     """Ask for no numbers in long texts: the tiny model finds none, and each takes seconds."""
-    text = QUESTIONS.read_text(encoding="utf-8")
+    text = (RECIPES / "answers/questions.toml").read_text(encoding="utf-8")
     before, needles = text.split("# The numbers stand", 1)
     path = work / "questions.toml"
     path.write_text(before + needles[needles.index("[filler]") :], encoding="utf-8")
     model_answers._QUESTIONS = path
+
+
+def write_wrong_template(model: Path) -> None:
+    """Write the chat template that a wrong start takes."""
+    wrong = "{%- for message in messages -%}[INST] {{ message['content'] }} [/INST]{%- endfor -%}"
+    (model / "wrong.jinja").write_text(wrong)
+
+
+def conclude(rows: list[Row]) -> None:
+    """Tell who was accused though healthy, and what was missed.
+
+    Exits with 1 if a healthy start was accused, or nothing was asked.
+    """
+    accused_rows = [
+        row for row in rows if row.kind == "healthy" and (row.first + row.later)
+    ]
+    no_faults = ("healthy", *FORMATS)
+    missed = [
+        row for row in rows if row.kind not in no_faults and not (row.first + row.later)
+    ]
+    print(f"{len(rows)} runs; accused though healthy: {named(accused_rows)}")
+    print(f"missed: {named(missed)}")
+    if accused_rows or not rows:
+        raise SystemExit(1)
+
+
+def named(rows: list[Row]) -> str:
+    return ", ".join(f"{row.kind} {row.detail}" for row in rows) or "none"
 
 
 def main() -> None:
@@ -297,31 +377,18 @@ def main() -> None:
             [sys.executable, "-m", "e2e.proofs.tiny_model", model, str(given.seconds)],
             check=True,
         )
-    wrong = "{%- for message in messages -%}[INST] {{ message['content'] }} [/INST]{%- endfor -%}"
-    (model / "wrong.jinja").write_text(wrong)
+    write_wrong_template(model)
 
     kinds = set(given.kinds) or {"healthy", *LIVE, *FORMATS, *BY_FLAGS}
     leave_needles_out(given.work)
-    rows = prove(model, given.work, given.runs, kinds)
+    # Leave no server behind: they have sessions of their own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    record = Record(given.work)
+    prove(record, model, given.work, given.runs, kinds)
     if given.write:
-        write_down(rows)
-
-    accused_healthy = [
-        row
-        for row in rows
-        if row.kind == "healthy" and "error" in row.first + row.later
-    ]
-    missed = [
-        row
-        for row in rows
-        if row.kind not in ("healthy", *FORMATS) and not (row.first + row.later)
-    ]
-    print(f"{len(rows)} runs; accused though healthy: {len(accused_healthy)}")
-    print(
-        f"missed: {', '.join(f'{row.kind} {row.detail}' for row in missed) or 'none'}"
-    )
-    if accused_healthy:
-        raise SystemExit(1)
+        write_rows(record.rows, TABLE)
+    print(table_of(record.rows, KINDS))
+    conclude(record.rows)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +169,31 @@ class Lessons:
         return [each for each in self.questions["question"] if each["about"] == kind]
 
 
-def train(folder: Path, seconds: float) -> None:
-    """Train a model for some seconds, and write it."""
-    torch.manual_seed(1)
+def make_lessons(texts: dict[str, str]) -> Lessons:
+    """Return what the model learns: the texts, and the questions of recipes/answers."""
     questions = tomllib.loads(QUESTIONS.read_text())
-    texts = read_texts()
-    tokenizer = make_tokenizer(texts)
-    lessons = Lessons(tokenizer, texts, questions)
+    return Lessons(make_tokenizer(texts), texts, questions)
+
+
+def train(folder: Path, seconds: float) -> None:
+    """Train a model on this machine's processor, and write it."""
+    lessons = make_lessons(read_texts())
+
+    def draw() -> torch.Tensor:
+        return torch.tensor([lessons.example() for _ in range(BATCH)])
+
+    fit(lessons.tokenizer, draw, folder, seconds)
+
+
+def fit(
+    tokenizer: Tokenizer,
+    draw: Callable[[], torch.Tensor],
+    folder: Path,
+    seconds: float,
+    device: str = "cpu",
+) -> None:
+    """Train a model for some seconds on batches that are drawn, and write it."""
+    torch.manual_seed(1)
     config = MixtralConfig(
         vocab_size=WORDS,
         hidden_size=192,
@@ -195,7 +214,7 @@ def train(folder: Path, seconds: float) -> None:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         dtype="float32",
     )
-    model = MixtralForCausalLM(config)
+    model = MixtralForCausalLM(config).to(device)
     print(
         sum(p.numel() for p in model.parameters()) / 1e6,
         "million parameters",
@@ -211,7 +230,7 @@ def train(folder: Path, seconds: float) -> None:
         rate = min(1.0, step / 60) * (1 - part) ** 0.7
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * max(rate, 0.02)
-        batch = torch.tensor([lessons.example() for _ in range(BATCH)])
+        batch = draw()
         loss = model(input_ids=batch, labels=batch, output_router_logits=True).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
