@@ -68,6 +68,9 @@ _WAITED = re.compile(rb"full .*total=(\d+)")
 # calm loads that swapped, below 5 %. Waiting beyond this share adds up: 2 s of nothing else kill.
 _STALL_SHARE = 0.2
 _LONGEST_STALL = 1.5  # seconds
+_PRESSURE = "/proc/pressure/memory"
+# Not in the home, which nodes may share: ranks of one cluster that wait for each other hang.
+_TURN = "/run/user"
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
 _TRIES = 10  # to read the mark of a new group
@@ -178,19 +181,23 @@ class MemoryGuard:
 
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
         self._pressure = os.memfd_create("none")
-        with suppress(OSError):  # a kernel without it
-            self._pressure = os.open("/proc/pressure/memory", os.O_RDONLY)
+        with suppress(OSError):  # a kernel without it, or with psi=0
+            pressure = os.open(_PRESSURE, os.O_RDONLY)
+            os.pread(pressure, 1, 0)
+            self._pressure = pressure
         self._pressure_at = 0.0  # seconds since the boot
         self._waited = 0.0
         self._stall = 0.0
-        # Starts of all clusters take their memory one after the other: a locked file is the turn.
-        self._turn = self._open_record("", "turn")
+        # Starts of all users take their memory one after the other: a locked folder is the turn.
+        self._turn = os.memfd_create("turn")
+        with suppress(OSError):  # there is no systemd
+            self._turn = os.open(_TURN, os.O_RDONLY)
         self._turn_until = math.inf  # KiB: less is left once the rank has its memory
-        self._record = self._open_record(self.name, "json")
+        self._record = self._open_record("json")
         if not os.fstat(self._record).st_size:
             with suppress(OSError):  # takes a block: later the disk may be full
                 put_record(self._record, b" ")
-        self._figures = self._open_record(self.name, BOOT.read_text().strip())
+        self._figures = self._open_record(BOOT.read_text().strip())
         with suppress(OSError):  # what is there is no file
             for boot in recorded_boots(self.name)[:-_BOOTS]:
                 record_path(self.name, boot).unlink()
@@ -211,10 +218,10 @@ class MemoryGuard:
         if "inside" in settings:
             threading.Thread(target=self._seek_containers, daemon=True).start()
 
-    def _open_record(self, name: str, ending: str) -> int:
+    def _open_record(self, ending: str) -> int:
         """Return an open record; where none can be had, a file in memory."""
         try:
-            return open_record(name, ending)
+            return open_record(self.name, ending)
         except OSError as error:
             say(f"the guard goes on without this record: {error}")
             return os.memfd_create(ending)

@@ -38,6 +38,7 @@ STOP = {"start": "a", "time": 1.0, "text": "b", "missing": 2.0, "after": ""}
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(memory_script, "_TURN", str(tmp_path))
     mask = os.umask(0o002)
     yield tmp_path
     os.umask(mask)
@@ -236,7 +237,7 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     told = []
     monkeypatch.setattr(memory_script, "notify", told.append)
     first, second, third = (
-        guard_with(0.001, name=name, needs=0.01) for name in ("x", "y", "z")
+        guard_with(0.001, name=name, needs=1.0) for name in ("x", "y", "z")
     )
     first.look()
     for guard in (second, first, second):
@@ -301,6 +302,25 @@ def test_with_swap_a_rank_is_ended_once_all_processes_wait(
         rank.kill()
     stalls = "; all processes wait for memory, since it is swapped; "
     assert (stalls in capsys.readouterr().out) == (is_killed and bool(swap))
+
+
+@pytest.mark.parametrize("pressure", ["/proc/self/mem", "/no/file"])
+def test_a_kernel_that_refuses_its_pressure_leaves_the_floor(monkeypatch, pressure):
+    """With psi=0 older kernels have the file, and an error (EIO here) for who reads it."""
+    monkeypatch.setattr(memory_script, "_PRESSURE", pressure)
+    memory = guard_with(0.001).read_memory()
+    assert (memory.left > 0, memory.is_stalled) == (True, False)
+
+
+def test_nodes_that_share_a_home_have_turns_of_their_own(tmp_path, monkeypatch):
+    """A rank takes its memory only once those of the other nodes have joined."""
+    guards = []
+    for node in ("head", "worker"):
+        (tmp_path / node).mkdir()
+        monkeypatch.setattr(memory_script, "_TURN", str(tmp_path / node))
+        guards.append(guard_with(0.001, needs=0.01))
+        guards[-1].look()
+    assert [guard._waits for guard in guards] == [False, False]
 
 
 def put_text(descriptor, text):
