@@ -52,7 +52,7 @@ def cluster_findings(
     findings += model_findings(file, reports)
     findings += unit_findings(file, reports)
 
-    # The MTUs of two interfaces may be judged twice: as the cable's and as the cluster's.
+    # A cable, or the MTUs of two interfaces, may be judged twice: a cage's and the cluster's.
     findings = list(_uncovered(dict.fromkeys(findings)))
     # Checks of peers.toml rank in the order of that file. Others, which are about one machine,
     # rank behind its first one, silence, and before its faults between machines.

@@ -124,7 +124,7 @@ def host_checks(
     """Yield the checks that need no peer: of cages, then of cables and networks.
 
     ``node`` is the name of the machine for ssh. ``names`` are interfaces that a cluster uses, in
-    the cages or not.
+    the cages or not, the one with the node's address first. Their cables may be yielded twice.
     """
     halves = list_halves(cages)
     used = _find_used(cages)
@@ -140,8 +140,7 @@ def host_checks(
 
     cluster_netdevs = [netdev for netdev in map(host.netdev, names) if netdev]
     for netdev in cluster_netdevs:
-        if netdev not in halves:
-            yield _check_cable(netdev, node)
+        yield _check_cable(netdev, node)
 
     yield from _check_networks(host, halves, cluster_netdevs, node)
 
@@ -159,14 +158,19 @@ def _check_networks(
 ) -> Findings:
     """Check that no other interface, such as the other half of a cage, is in the same networks.
 
-    Each pair is one finding. An interface of the cluster keeps its address.
+    Each pair of addresses is one finding. An interface of the cluster keeps its address, the first
+    one before others.
     """
     clashes = [clash for half in halves for clash in overlaps(host, [half.name])]
-    for netdev in cluster_netdevs:
-        others = {other.name for other in host.netdevs if other != netdev}
+    for netdev in reversed(cluster_netdevs):
+        others = {
+            other.name
+            for other in host.netdevs
+            if other != netdev and other.kind != "loopback"
+        }
         clashes += overlaps(host, others)
 
-    pairs = {frozenset((row.netdev.name, row.other.name)): row for row in clashes}
+    pairs = {frozenset((row.address, row.present)): row for row in clashes}
     for clash in pairs.values():
         yield make_finding("networks", clash.netdev.name, clash=clash, node=node)
 
@@ -473,12 +477,13 @@ def way_checks(way: Way, netdev: str, peer: str, node: str = HERE) -> Findings:
         "way": _PASSED[way.plain],
         "mtu": _PASSED[way.full],
     }
+    lost = f"frames of {way.mtu} bytes do not arrive at {peer} ({way.address})"
     fields: dict[str, object] = {
         "node": node,
         "other": peer,
         "way": way,
         "route": route,
-        "what": f"frames of {way.mtu} bytes do not arrive at {peer} ({way.address})",
+        "what": ": ".join(filter(None, (lost, way.said))),
         "payload": way.mtu - HEADERS,
     }
 

@@ -99,8 +99,8 @@ def cable_findings(nodes: Reports) -> Findings:
 
 def _network_findings(end: CableEnd) -> Findings:
     """Yield the checks of a node's network, as `net verify` makes them there."""
-    if not end.netdevs:
-        for about in ("cable", "networks"):
+    for about, part in (("cable", end.netdevs), ("networks", end.holder)):
+        if not part:
             yield unchecked(about, end.node, end.obstacle)
 
     if end.report.facts is None:
@@ -122,13 +122,10 @@ def _cable_end(node: NodeReport, nodes: Reports) -> CableEnd:
     holder = host.netdev_of(node.address)
     variables = node.env.variables if node.env else {}
 
-    names: list[str] = []
+    names = [holder.name] if holder else []
     for variable in _INTERFACE_VARIABLES:
         value = variables.get(variable, "")
         names += value.lstrip("=").split(",")
-
-    if holder:
-        names.append(holder.name)
 
     unique_names = dict.fromkeys(names)
     netdevs = tuple(filter(None, map(host.netdev, unique_names)))

@@ -138,6 +138,7 @@ FAULTS = [
     ("route", 0, lambda r: way(r, netdev="wlan0"), HEAD, "ip route get 192.168.100.11"),
     ("way", 0, lambda r: way(r, plain="silent", full="silent"), HEAD, "ping -c 3"),
     ("mtu", 0, lambda r: way(r, full="silent"), HEAD, "-M do -s 8972 192.168.100.11"),
+    ("mtu", 0, lambda r: way(r, full="silent"), HEAD, "patchkit net plan --mtu 9000"),
     ("link", 0, without_key, HEAD, "on spark-1: `ssh-copy-id spark-2`"),
     ("python", 1, without_python, WORKER, INSTALL),
     ("nccl", 1, other_nccl, BOTH, INSTALL),
@@ -201,6 +202,54 @@ def test_what_is_wrong_is_found_and_nothing_else(
     (found,) = wrong(file, changed)
     assert (found.about, found.where) == (about, where)
     assert hint in found.hint
+
+
+def test_the_cable_is_out_where_the_address_is_gone_too(well):
+    """The other half still has a link, and the network lost its end."""
+    file, (head, worker) = well
+    dark = netdev(worker, carrier=False, state="down", addresses=())
+    findings = cluster_findings(file, [head, dark])
+    judged = {(row.about, row.level) for row in findings if row.where == WORKER}
+    assert judged >= {("cable", Level.ERROR), ("networks", Level.UNKNOWN)}
+    assert "half-down" not in {about for about, _level in judged}
+
+
+@pytest.mark.parametrize(
+    ("extra", "addresses"),
+    [
+        ({"lo": ["192.168.100.250/32"]}, []),
+        ({hosts.B0: ["192.168.100.77/24"]}, [("192.168.100.77/24", hosts.B0)]),
+        (
+            {hosts.A0: ["10.0.0.50/24"], "enP7s7": ["192.168.100.77/24"]},
+            [("10.0.0.11/24", "enP7s7"), ("192.168.100.77/24", "enP7s7")],
+        ),
+    ],
+)
+def test_the_address_of_the_cluster_stays_in_a_network_with_others(
+    well, extra, addresses
+):
+    file, (head, worker) = well
+    host = worker.facts.host
+    (one, *_) = host.netdev(hosts.A0).addresses
+    for name, texts in extra.items():
+        rows = [text.split("/") for text in texts]
+        more = [replace(one, address=ip, prefix=int(size)) for ip, size in rows]
+        present = host.netdev(name).addresses
+        host = hosts.with_netdev(host, name, addresses=(*present, *more))
+    env = worker.placed.env
+    names = {"NCCL_SOCKET_IFNAME": f"{hosts.A0},{hosts.B0}"}  # as over sockets
+    env = replace(env, variables=env.variables | names)
+    worker = replace(
+        worker,
+        facts=replace(worker.facts, host=host),
+        placed=replace(worker.placed, env=env),
+    )
+    rows = wrong(file, [head, worker])
+    cures = {row.hint.split(": ")[-1] for row in rows if row.about == "networks"}
+    assert cures == {
+        f"`ssh -t spark-2 'sudo ip address del {address} dev {name}'`"
+        for address, name in addresses
+    }
 
 
 def test_a_node_that_does_not_answer(well):
