@@ -47,8 +47,8 @@ class ClusterNode:
     """
 
     ssh: Annotated[str, check_destination]
-    peer: Annotated[str, check_destination] = ""
-    address: Annotated[str, check_ipv4] = ""
+    peer: Literal[""] | Annotated[str, check_destination] = ""
+    address: Literal[""] | Annotated[str, check_ipv4] = ""
 
     @property
     def from_head(self) -> str:

@@ -104,6 +104,12 @@ def test_an_image_has_one_local_name_once_it_is_pinned(name):
     assert pinned.local_image == "localhost/patchkit:0123456789ab"
 
 
+def test_an_empty_peer_and_address_are_none(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(f'{NODE}peer = ""\naddress = ""\n', encoding="utf-8")
+    assert read_cluster_file(path).members == (ClusterNode(ssh="spark-1"),)
+
+
 def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
     with pytest.raises(UsageError) as caught:
         read_cluster_file(tmp_path / "cluster.toml")
