@@ -409,7 +409,8 @@ class _Evidence:
             causes = self.possible_causes(library.cause, hit)
             for frame in self.log.hits_of(library.frames):
                 is_deeper = deepest_line < frame.number <= hit.number
-                if causes and is_deeper and frame.who == hit.who:
+                is_judged = causes or not library.cause
+                if is_judged and is_deeper and frame.who == hit.who:
                     deepest_line = frame.number
                     deepest_causes = causes
 

@@ -279,3 +279,22 @@ def test_the_part_of_the_deepest_frame_is_named(frames, error, about, part):
     first = judged(log.encode())[0]
     assert first.about == about
     assert part in first.why
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "INFO [factory.py:64] Creating v1 KV connector with name: OffloadingConnector\n",
+        'Traceback (most recent call last):\n  File "/v/transformers/a.py", line 3, in b\n',
+    ],
+)
+def test_no_part_is_named_for_what_came_before_the_traceback(before):
+    """An error that was caught has frames, too."""
+    trace = (
+        'Traceback (most recent call last):\n  File "/v/mine/frob.py", line 3, in run\n'
+    )
+    first = judged(f"{before}{trace}ValueError: the frob wants arms\n".encode())[0]
+    assert (first.about, first.why.rpartition("\n")[2]) == (
+        "unknown",
+        "ValueError: the frob wants arms",
+    )
