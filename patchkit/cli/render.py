@@ -139,10 +139,10 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, *words = args
         names = self.list_commands(ctx)
+        if self.default_command and name not in names:
+            return super().resolve_command(ctx, [self.default_command, *args])
         if name in names or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        if self.default_command:
-            return super().resolve_command(ctx, [self.default_command, *args])
 
         from difflib import get_close_matches  # seldom needed, and slow to load
 

@@ -13,12 +13,11 @@ from statistics import mean
 
 from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.cluster.openai.server_answers import find_server, read_figures
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.gpu import GpuNode, run_all_reduce, slowest_figures
-from patchkit.doctor.gpu_steps import GpuStep, run_step
+from patchkit.doctor.gpu_steps import run_step
 from patchkit.doctor.step_parts import StepParts, explain_step
 from patchkit.doctor.step_server import (
     ServerProcess,
@@ -31,13 +30,12 @@ from patchkit.doctor.step_server import (
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import positive_number
-from patchkit.frozen import Fields, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.http_exchange import HttpServer
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 from patchkit.runtime.host.machine_root import ToolUnavailable
 from patchkit.runtime.host.probe import parse_rows, query_gpus
-from patchkit.units import BYTES_PER_GIB
 
 _LOAD = read_toml(Fields, RECIPES / "bench.toml", key="load")
 _POLL = 0.5  # seconds between two looks at the GPUs and the metrics
@@ -74,21 +72,14 @@ def explain_server(request: StepRequest) -> StepParts:
 
     place = find_server(request.url, cluster.name)
     started = place.started
-    listing = place.server.ask("/v1/models")
-    name = listing.value("data", 0, "id")
-    if not isinstance(name, str):
-        raise HostError(
-            f"{place.server.url} does not answer, or serves no model",
-            hint=f"patchkit up {request.model}",
-        )
-
     process = find_server_process(place.server.url)
     lines = log_lines(request.log, process, cluster if started else None)
     # `up` adds flags by its rules: only those of cluster.toml are a user's.
     chosen = cluster.serve.args if started else process.words
+    listing = place.server.ask("/v1/models")
+    name = str(listing.value("data", 0, "id"))
     folder = started.get("folder") or listing.value("data", 0, "root")
     measured = {
-        **_LOAD["alone"],
         **read_setup(process, chosen, lines),
         **read_model(request.model, str(folder), process.variables),
         **_measure_load(request, place.server, name, process),
@@ -98,31 +89,29 @@ def explain_server(request: StepRequest) -> StepParts:
     python = request.python or process.words[0]
     planned = tuple(map(positive_number, started.get("speed", (0, 0, 0))))
     measured |= _measure_memory(python, process, measured, planned)
-    if measured["ranks"] > 1:
-        nodes = _local_nodes(python, process)
-        if started and len(cluster.nodes) > 1:
-            nodes = _cluster_nodes(python, request)
-        measured |= _measure_all_reduce(nodes, measured)
+    if measured["ranks"] == 1:
+        measured |= _LOAD["alone"]
+    elif started and len(cluster.nodes) > 1:
+        measured |= _LOAD["several"]
+    else:
+        measured |= _measure_all_reduce(python, process.variables, measured)
     return explain_step(measured)
 
 
 def keep_step(explained: StepParts, folder: Path) -> None:
     """Write why.json into a folder, and as the newest record of this machine, for `proof`."""
-    for path in (folder / "why.json", _record_path()):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+    for place in (folder, share_folder("bench")):
+        place.mkdir(parents=True, exist_ok=True)
+        with replacing(place / "why.json") as file:
             file.write(encoded(explained).encode())
 
 
 def read_step() -> Fields:
     """Return the newest record of this machine as values for JSON, {} if there is none."""
     with contextlib.suppress(PatchkitError, RecordError, OSError):
-        return read_json(Fields, read_text(_record_path(), follow=False))
+        path = share_folder("bench") / "why.json"
+        return read_json(Fields, read_text(path, follow=False))
     return {}
-
-
-def _record_path() -> Path:
-    return share_folder("bench") / "why.json"
 
 
 def _measure_load(
@@ -179,11 +168,10 @@ def _look(server: HttpServer, process: ServerProcess) -> dict[str, float]:
     options = [f"--query-gpu={','.join(columns.values())}"]
     if visible := process.variables.get("CUDA_VISIBLE_DEVICES"):
         options.append(f"--id={visible}")
-    with contextlib.suppress(ToolUnavailable):
+    with contextlib.suppress(ToolUnavailable, ValueError):
         rows = parse_rows(query_gpus(*options), len(columns))
-        for name, *cells in zip(columns, *rows, strict=True):
-            with contextlib.suppress(ValueError):  # the GPU does not say it
-                figures[name] = mean(map(float, cells))
+        cells = zip(columns, *rows, strict=True)
+        figures |= {name: mean(map(float, row)) for name, *row in cells if all(row)}
     return figures
 
 
@@ -210,11 +198,12 @@ def _graph_facts(measured: Fields) -> Fields:
     """Return the tokens of a step, and the size of the CUDA graph that they get."""
     # A drafted token needs as much as another.
     batch = max(round(measured["running"] * (1 + round(measured["drafted"]))), 1)
-    sizes = sorted(map(int, re.findall(r"\d+", measured.get("graph_sizes", ""))))
-    graph = next((size for size in sizes if size >= batch), max(sizes, default=0))
+    sizes = list(map(int, re.findall(r"\d+", measured.get("graph_sizes", ""))))
+    largest = max(sizes, default=0)
+    graph = min((size for size in sizes if size >= batch), default=largest)
     return {
-        "batch": float(batch),
-        "graph": float(graph),
+        "batch": batch,
+        "graph": graph,
         "graph_ratio": graph / batch or None,
     }
 
@@ -226,18 +215,14 @@ def _measure_memory(
 
     ``planned`` are the bytes of weights and cache, and the device's bytes per second, 0 if unknown.
     """
-    weights = planned[0] or float(measured.get("weights_gib", 0)) * BYTES_PER_GIB
-    layers = measured["layers"]
-    step = GpuStep(step="decode", state="not-run", reason="the shape is not known")
-    if weights and layers:
-        settings = {
-            **_LOAD["decode"],
-            "hidden": int(measured["hidden"]),
-            "layer_bytes": int(weights / layers),
-            "tokens": int(measured["batch"]),
-        }
-        step = run_step(python, settings, process.variables)
-
+    weights = planned[0] or measured["reads"] / measured["ranks"]
+    settings = {
+        **_LOAD["decode"],
+        "hidden": measured["hidden"],
+        "layer_bytes": int(weights / (measured["layers"] or 1)),
+        "tokens": measured["batch"],
+    }
+    step = run_step(python, settings, process.variables)
     rate = positive_number(step.figures.get("gigabytes_per_second"))
     bandwidth = rate or planned[2] / 1e9
     return {
@@ -249,43 +234,24 @@ def _measure_memory(
     }
 
 
-def _cluster_nodes(python: str, request: StepRequest) -> list[GpuNode]:
-    """Return where the ranks of the server that `up` started run, with their variables."""
-    planned = make_plan(request.cluster, request.model).units.ranks
-    return [
-        GpuNode(
-            node=node.destination,
-            python=python,
-            address=rank.address,
-            variables={item.name: item.value for item in rank.env.settings},
-        )
-        for node, rank in zip(request.cluster.nodes, planned, strict=True)
-    ]
-
-
-def _local_nodes(python: str, process: ServerProcess) -> list[GpuNode]:
-    """Return a rank for each GPU of this machine that the server sees."""
-    visible = process.variables.get("CUDA_VISIBLE_DEVICES", "0,1")
-    return [
+def _measure_all_reduce(python: str, variables: Values, measured: Fields) -> Fields:
+    """Measure an all-reduce of this model's size over the GPUs that the server sees."""
+    nodes = [
         GpuNode(
             node=HERE,
             python=python,
             address="127.0.0.1",
-            variables={**process.variables, "CUDA_VISIBLE_DEVICES": device},
+            variables={**variables, "CUDA_VISIBLE_DEVICES": device},
         )
-        for device in visible.split(",")
+        for device in variables.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     ]
-
-
-def _measure_all_reduce(nodes: Sequence[GpuNode], measured: Fields) -> Fields:
-    """Measure an all-reduce of this model's size over all ranks, with their variables."""
     # A vector in 16 bits for each token of a step; behind attention, and behind the MLP.
-    size = int(2 * measured["batch"] * measured["hidden"])
+    size = 2 * measured["batch"] * measured["hidden"]
     results = run_all_reduce(nodes, {**_LOAD["all-reduce"], "sizes": [size]})
     figure = slowest_figures(results).get(f"microseconds_in_a_row_{size}")
     reasons = [result.reason for result in results]
     return {
-        "reductions": 2 * measured["layers"],
+        "reductions": 2 * (measured["layers"] or 0) or None,
         "reduction_ms": figure / 1000 if figure else None,
         "nccl": max(reasons) or f"2 a layer, of {size} bytes, by NCCL alone",
         **read_log(chain.from_iterable(result.lines for result in results)),

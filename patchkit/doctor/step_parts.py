@@ -7,17 +7,17 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from patchkit.finding import fill_texts
 from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import RECIPES, read_toml
 
 _BENCH = RECIPES / "bench.toml"
 
-Quantities = Mapping[str, float | str | None]
+Quantities = Mapping[str, Any]
 """What was measured of a server and read about it, by the names that bench.toml explains.
 
-None is unknown.
+Numbers and texts; None is unknown.
 """
 
 
@@ -33,12 +33,6 @@ class StepPart:
     factors: Texts
     source: str
     ms: float | None = None
-
-    def time(self, quantities: Quantities) -> float | None:
-        """Return the time in ms, None if a factor is unknown."""
-        factors = [quantities.get(name) for name in self.factors]
-        numbers = [factor for factor in factors if isinstance(factor, float)]
-        return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
 @frozen
@@ -72,37 +66,34 @@ _PARTS = read_toml(tuple[StepPart, ...], _BENCH, key="part")
 
 def explain_step(measured: Quantities) -> StepParts:
     """Return the parts of a step, and the one at fault; ``step_ms`` is required."""
-    step_ms = float(measured["step_ms"] or 0.0)
-    quantities = {**measured}
-    rest = step_ms
+    step_ms = measured["step_ms"]
+    sources = _shown(measured)
+    quantities = {**measured, "rest": step_ms}
+    parts = []
     for part in _PARTS:
-        quantities["rest"] = rest
-        ms = part.time(quantities)
+        factors: list[Any] = [quantities.get(name) for name in part.factors]
+        ms = None if None in factors else math.prod(factors)
         quantities[f"{part.id}_ms"] = ms
         quantities[f"{part.id}_share"] = ms and ms / step_ms
-        rest -= ms or 0.0
+        quantities["rest"] -= ms or 0.0
+        source = part.source.format_map(sources)
+        parts.append(replace(part, ms=ms, source=source))
 
+    fault = next(
+        row
+        for row in _FAULTS
+        if all(
+            _holds(condition, quantities.get(name))
+            for name, condition in row.when.items()
+        )
+    )
     shown = _shown(quantities)
-    fault = next(row for row in _FAULTS if _is_shown(row, quantities))
-    texts = fill_texts({"what": fault.what, "hint": fault.hint}, shown)
+    what = fault.what.format_map(shown)
+    hint = fault.hint.format_map(shown)
     return StepParts(
         measured=measured,
-        parts=tuple(
-            replace(
-                part,
-                ms=part.time(quantities),
-                source=part.source.format_map(shown),
-            )
-            for part in _PARTS
-        ),
-        fault=replace(fault, **texts),
-    )
-
-
-def _is_shown(fault: SpeedFault, quantities: Quantities) -> bool:
-    return all(
-        _holds(condition, quantities.get(name))
-        for name, condition in fault.when.items()
+        parts=tuple(parts),
+        fault=replace(fault, what=what, hint=hint),
     )
 
 

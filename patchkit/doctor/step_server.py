@@ -9,13 +9,12 @@ from pathlib import Path
 
 from patchkit.cluster.agent.processes import Process, listeners_at, read_processes
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.doctor.answers import find_back_ends
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import HostError
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.reading import read_bytes, read_environment, read_strings
-from patchkit.records import RECIPES, RecordError, read_json, read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.memory.cache import DRAFTING_LAYERS
-from patchkit.runtime.memory.checkpoint import model_folders, read_count
+from patchkit.runtime.memory.checkpoint import find_checkpoint, read_count
 from patchkit.runtime.memory.given_flags import given_flags
 from patchkit.runtime.memory.plan import SEQUENCES
 from patchkit.runtime.memory.weights import TENSOR_PARTS
@@ -66,10 +65,10 @@ def find_server_process(url: str) -> ServerProcess:
     processes = list(read_processes())
     with contextlib.suppress(OSError):  # it ended, or is another user's
         variables = read_environment(pid)
-        words = read_strings(Path(f"/proc/{pid}/cmdline"))
+        folder = Path(f"/proc/{pid}")
         return ServerProcess(
-            folder=Path(f"/proc/{pid}"),
-            words=tuple(words),
+            folder=folder,
+            words=tuple(read_strings(folder / "cmdline")),
             variables={
                 name: text for name, text in variables.items() if _NEEDED.match(name)
             },
@@ -77,9 +76,9 @@ def find_server_process(url: str) -> ServerProcess:
         )
 
     raise HostError(
-        f"{url}: the server's process is not readable",
+        f"{url}: no process of this user on this machine is found there",
         why="it belongs to another user" if listeners else "nothing listens there",
-        hint="run it on the server's machine, as the user of the server",
+        hint="patchkit up MODEL",
     )
 
 
@@ -130,26 +129,24 @@ def read_setup(
         "max_seqs": flags.get(SEQUENCES),
         "ranks": float(flags.get(TENSOR_PARTS, "1")),
         "forced": ", ".join(forced),
-        "back_ends": find_back_ends(lines),
         **read_log(lines),
     }
 
 
 def read_model(model: str, folder: str, variables: Values) -> Fields:
-    """Return a model's layers and width, 0 if unknown, and how it drafts, "" if it cannot."""
-    config: Fields = {}
-    for path in model_folders(folder, variables):
-        with contextlib.suppress(PatchkitError, RecordError, OSError, TypeError):
-            whole = read_json(Fields, read_bytes(path / "config.json"))
-            config = {**whole, **whole.get("text_config", {})}
-            break
+    """Return a model's layers, width and bytes for a token, and how it drafts.
 
+    ``layers`` is None if unknown, then ``hidden`` is a usual width; ``drafter`` is "" for none.
+    """
+    checkpoint = find_checkpoint(folder, variables)
+    config = checkpoint.config if checkpoint else {}
     preset = find_preset(model)
     drafter = preset.drafter if preset else ""
     if any(read_count(config, key) for key in DRAFTING_LAYERS):
         drafter = drafter or _SERVER["mtp"]
     return {
-        "layers": float(read_count(config, "num_hidden_layers")),
-        "hidden": float(read_count(config, "hidden_size")),
+        "layers": read_count(config, "num_hidden_layers") or None,
+        "hidden": read_count(config, "hidden_size") or _SERVER["hidden"],
+        "reads": checkpoint.reads if checkpoint else 0.0,
         "drafter": drafter,
     }

@@ -53,13 +53,9 @@ def _read_counts(text: str) -> list[int]:
 class _Bench(VerbGroup):
     default_command = "run"
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take `--why MODEL` for the default command, whose option comes first."""
-        words = [self.default_command] if args[:1] == ["--why"] else []
-        return super().parse_args(ctx, [*words, *args])
 
-
-@click.group(cls=_Bench)
+# An option that comes first, as in `--why MODEL`, belongs to the default command.
+@click.group(cls=_Bench, context_settings={"ignore_unknown_options": True})
 def bench_command() -> None:
     """Measure a server with vLLM's own benchmark; compare results.
 
