@@ -22,7 +22,6 @@ from patchkit.runtime.rules.presets import (
     MODELS,
     VRAM,
     Preset,
-    find_recipe,
     load_flag_rules,
     load_presets,
     model_recipes,
@@ -159,7 +158,7 @@ def without_preset(release: str, before: str) -> Iterator[Decision]:
 
 
 def _of_preset(preset: Preset, release: str) -> Iterator[Decision]:
-    recipe = find_recipe(preset.id, release)
+    recipe = model_recipes(release).get(preset.id.lower())
     if recipe is None:
         return
     ours = {"min_vllm": preset.min_vllm, **(preset.settings if recipe.settings else {})}

@@ -604,6 +604,7 @@ def test_a_worker_gets_what_the_head_alone_has(nodes, tmp_path):
             "look_at_node": (value(asdict(facts)), "end"),
             "strangers": (value([]), "end"),
             "try_links": (value([{"words": ["ssh"], "error": {}}]), "end"),
+            "try_ports": (value([""]), "end"),
             "read_node_state": state("inactive", "dead", WORKER if number else PARTS),
             "put_files": (value(None), "end"),
             "compile_modules": (value([True, ["spark-2: 9 files"]]), "end"),
@@ -678,8 +679,8 @@ VENV = "/home/spark/.local/share/patchkit/venvs/0123456789ab"
 @pytest.mark.parametrize(
     ("name", "code", "says"),
     [
-        ("healthy", 0, "perplexity 93.97 → 93.97 (english 96.9"),
-        ("noise", 9, "answers-moved: perplexity 93.97 → 94.48: not the model that"),
+        ("healthy", 0, "perplexity 77.06 → 77.06 (english 102.3"),
+        ("noise", 9, "answers-moved: perplexity 77.06 → 85.04: not the model that"),
         (
             None,
             0,
