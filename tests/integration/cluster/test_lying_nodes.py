@@ -702,7 +702,7 @@ def test_up_says_whether_the_answers_are_right(
         healthy = json.loads((data / "healthy.json").read_text())
         start = {**healthy["start"], "cluster": "vllm", "model": "org/m"}
         former = {
-            "start": {**start, "parts": {"vLLM": "0.25.1", "installation": VENV}},
+            "start": {**start, "parts": {"vLLM": "0.24.0", "installation": VENV}},
             "time": 1.8e9,
             "logprobs": {
                 each["id"]: each["logprobs"]
@@ -730,7 +730,7 @@ def test_up_says_whether_the_answers_are_right(
     assert (ended, says in plain) == (code, True), said
     assert bool(nodes.asked("keep_fingerprint")) is bool(name)
     if code:
-        back = "patchkit cluster install --wheelhouse wheelhouse-0.25.1 && patchkit up"
+        back = "patchkit cluster install --wheelhouse wheelhouse-0.24.0 && patchkit up"
         assert f"{back} org/m; if you meant to change it: patchkit doctor" in plain
 
 
