@@ -227,7 +227,7 @@ def _measure_memory(
     bandwidth = rate or planned[2] / 1e9
     return {
         "read_gb": (weights + planned[1] * measured["kv-usage"]) / 1e9 or None,
-        "bandwidth": bandwidth,
+        "bandwidth": bandwidth or None,
         "ms_per_gb": 1000 / bandwidth if bandwidth else None,
         "kernel_ms": step.figures.get("kernel_milliseconds"),
         "gpu": step.reason or "measured",
