@@ -70,19 +70,19 @@ def explain_server(request: StepRequest) -> StepParts:
             hint="run it on the first node of cluster.toml",
         )
 
-    place = find_server(request.url, cluster.name)
-    started = place.started
-    process = find_server_process(place.server.url)
+    found = find_server(request.url, cluster.name)
+    started = found.started
+    process = find_server_process(found.server.url)
     lines = log_lines(request.log, process, cluster if started else None)
     # `up` adds flags by its rules: only those of cluster.toml are a user's.
     chosen = cluster.serve.args if started else process.words
-    listing = place.server.ask("/v1/models")
+    listing = found.server.ask("/v1/models")
     name = str(listing.value("data", 0, "id"))
     folder = started.get("folder") or listing.value("data", 0, "root")
     measured = {
         **read_setup(process, chosen, lines),
         **read_model(request.model, str(folder), process.variables),
-        **_measure_load(request, place.server, name, process),
+        **_measure_load(request, found.server, name, process),
     }
     measured |= _graph_facts(measured)
 
@@ -120,6 +120,7 @@ def _measure_load(
     """Ask for tokens, so many requests at once, and return what is seen meanwhile."""
     settle = _LOAD["settle"]
     end = time.monotonic() + settle + request.seconds
+    # The load goes on a little longer, so that the last look is under it as well.
     with ThreadPoolExecutor(request.requests) as pool:
         answers = [
             pool.submit(_ask, server, model, number, end + settle)
@@ -179,7 +180,8 @@ def _rates(moved: Fields, means: Fields, process: ServerProcess) -> Fields:
     """Return quantities of a step, and shares of the time."""
     seconds = moved["time"]
     drafted = moved.get("drafted", 0.0)
-    delays = {name: moved[name] / seconds for name in process.engines.values()}
+    # A process that ended meanwhile has no delay.
+    delays = {name: moved.get(name, 0.0) / seconds for name in process.engines.values()}
     most = max(delays, key=lambda name: delays[name])
     return {
         "step_ms": seconds / moved["steps"] * 1000,

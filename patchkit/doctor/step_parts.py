@@ -1,4 +1,4 @@
-"""Divide the time of a decoding step into parts, and name the part at fault. Pure."""
+"""Divide the time of a decoding step into parts, and name the fault that slows it. Pure."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ _PARTS = read_toml(tuple[StepPart, ...], _BENCH, key="part")
 
 
 def explain_step(measured: Quantities) -> StepParts:
-    """Return the parts of a step, and the one at fault; ``step_ms`` is required."""
+    """Return a step's parts, and the first fault that its quantities show; needs ``step_ms``."""
     step_ms = measured["step_ms"]
-    sources = _shown(measured)
+    texts = _shown(measured)
+    # "rest" is what no part so far explains: the last part's factor.
     quantities = {**measured, "rest": step_ms}
     parts = []
     for part in _PARTS:
@@ -76,9 +77,10 @@ def explain_step(measured: Quantities) -> StepParts:
         quantities[f"{part.id}_ms"] = ms
         quantities[f"{part.id}_share"] = ms and ms / step_ms
         quantities["rest"] -= ms or 0.0
-        source = part.source.format_map(sources)
+        source = part.source.format_map(texts)
         parts.append(replace(part, ms=ms, source=source))
 
+    # The last row has no conditions, so one is always found.
     fault = next(
         row
         for row in _FAULTS

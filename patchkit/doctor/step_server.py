@@ -61,6 +61,7 @@ def find_server_process(url: str) -> ServerProcess:
     Raises HostError if there is none, or if it belongs to another user.
     """
     listeners = listeners_at(url)
+    # 0, which /proc lacks: there is no listener, or only another user's.
     pid = max((listener.pid for listener in listeners), default=0)
     processes = list(read_processes())
     with contextlib.suppress(OSError):  # it ended, or is another user's
@@ -77,7 +78,9 @@ def find_server_process(url: str) -> ServerProcess:
 
     raise HostError(
         f"{url}: no process of this user on this machine is found there",
-        why="it belongs to another user" if listeners else "nothing listens there",
+        why="it belongs to another user, or has ended"
+        if listeners
+        else "nothing listens there",
         hint="patchkit up MODEL",
     )
 

@@ -65,9 +65,10 @@ _SWAP = re.compile(rb"SwapTotal: +[1-9]")
 _WAITED = re.compile(rb"full .*total=(\d+)")
 # With swap MemAvailable falls too late. On user-mode Linux all processes waited 2 % of the time
 # while swap filled, and 58 % once it was full, when MemAvailable was far above the floor; beside
-# calm loads that swapped, below 5 %. Waiting beyond this share adds up: 2 s of nothing else kill.
+# calm loads that swapped, below 5 %. Waiting beyond this share adds up: 2 s without a break end the
+# rank.
 _STALL_SHARE = 0.2
-_LONGEST_STALL = 1.5  # seconds
+_LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
 _PRESSURE = "/proc/pressure/memory"
 # Not in the home, which nodes may share: ranks of one cluster that wait for each other hang.
 _TURN = "/run/user"
@@ -171,7 +172,7 @@ class MemoryGuard:
         self.settings = settings
         self.name: str = settings["name"]
         self.floor: float = settings["floor"] * _GIB
-        self.mark = 2 * self.floor
+        self.mark = 2 * self.floor  # KiB: less is little memory
         # A cache that is smaller in bytes leaves the share that vLLM wants free.
         needs = max(settings["needs"] - read_missing(), settings["share"])
         self.needs = max(needs * _GIB, self.mark)
@@ -281,9 +282,9 @@ class MemoryGuard:
         self._noted_at = 0.0
 
     def _take_turn(self) -> bool:
-        """Return whether the rank has its turn: no other start has, and there is the memory.
+        """Return whether the rank has its turn: its memory is there, and no other start has a turn.
 
-        It lasts until the rank has that memory, or the guard has ended.
+        The turn ends once the rank has that memory, after ``_LONGEST_WAIT``, or with the guard.
         """
         with suppress(OSError):  # another one has it
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)

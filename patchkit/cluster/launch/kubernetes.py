@@ -114,12 +114,12 @@ def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
         "worker": _pod_words(units.words(-1)),
         # The startup probe asks every 30 seconds.
         "tries": units.start_seconds() // 30,
-        # A line of the template with an empty value is left out.
         "hub": variables.get("HF_HOME", ""),
         **dict(
             zip_longest(("folder", "drafter"), units.model_folders(head), fillvalue="")
         ),
     }
+    # A line of the template with an empty value is left out: some values only keep lines.
     texts = {name: value and _yaml_text(value) for name, value in values.items()}
     texts |= {
         "name": units.cluster.name,

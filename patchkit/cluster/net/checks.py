@@ -162,6 +162,8 @@ def _check_networks(
     one before others.
     """
     clashes = [clash for half in halves for clash in overlaps(host, [half.name])]
+    # A later row replaces that of the same pair, so the first netdev comes last. Each row names the
+    # other interface, which is the one to change.
     for netdev in reversed(cluster_netdevs):
         others = {
             other.name
