@@ -80,7 +80,7 @@ def find_server_process(url: str) -> ServerProcess:
         f"{url}: no process of this user on this machine is found there",
         why="it belongs to another user, or has ended"
         if listeners
-        else "nothing listens there",
+        else "nothing listens there, or ss (iproute2) is not installed",
         hint="patchkit up MODEL",
     )
 

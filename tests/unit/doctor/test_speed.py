@@ -19,6 +19,7 @@ from patchkit.doctor.step_server import (
 )
 from patchkit.errors import HostError
 from support.decoding_server import LOG, STEP
+from support.needed import need
 
 SERVER = Path(__file__).parents[2] / "support" / "decoding_server.py"
 # 15 GB at 4,000 GB/s, 36 layers with two all-reduces of 10 µs: 3.75 + 0.4 + 0.72 + 0.1 ms.
@@ -186,6 +187,7 @@ def port(tmp_path):
 
 
 def test_a_server_is_found_by_its_port(port, tmp_path):
+    need("ss")
     process = find_server_process(f"http://127.0.0.1:{port}")
     assert process.words[:4] == (sys.executable, str(SERVER), str(port), str(tmp_path))
     assert log_lines(None, process, None) == (tmp_path / "log").read_text().splitlines()
@@ -196,6 +198,7 @@ def test_a_server_is_found_by_its_port(port, tmp_path):
 
 
 def test_bench_explains_a_server_that_runs(port, tmp_path, cli):
+    need("ss")
     url = f"http://127.0.0.1:{port}"
     words = ("bench", "--why", "toy", "--url", url, "--seconds", "1", "-o", tmp_path)
     done = cli(*words, "--concurrency", "4", "--json")
