@@ -18,6 +18,7 @@ from patchkit.cluster.agent import (
     judge,
     memory_record,
     memory_script,
+    memory_trigger,
     processes,
 )
 from patchkit.cluster.agent.group_script import ALONE
@@ -54,6 +55,7 @@ SCRIPTS = {
     "alive.py": alive_script,
     "memory.py": memory_script,
     "memory_record.py": memory_record,
+    "memory_trigger.py": memory_trigger,
     "judge.py": judge,
     "processes.py": processes,
     "http_exchange.py": http_exchange,

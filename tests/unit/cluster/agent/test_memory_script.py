@@ -4,6 +4,8 @@ import json
 import math
 import os
 import re
+import select
+import socket
 import stat
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent import memory_script
+from patchkit.cluster.agent import memory_script, memory_trigger
 from patchkit.cluster.agent.memory_record import (
     BOOT,
     last_figures,
@@ -27,12 +29,15 @@ from patchkit.cluster.agent.memory_script import (
     ProcessSizes,
     describe_growth,
 )
+from patchkit.cluster.agent.memory_trigger import MemoryReader, Trigger
 from patchkit.cluster.agent.processes import Process, read_mark
 
 GIB = 1 << 20  # in KiB
 EVERYTHING = 1 << 20  # GiB: always more than is left
 HOG = "import sys, time; kept = bytearray(b'x') * (300 << 20); print(1, flush=True); time.sleep(99)"
 STOP = {"start": "a", "time": 1.0, "text": "b", "missing": 2.0, "after": ""}
+
+CHANNELS = []
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +47,8 @@ def home(tmp_path, monkeypatch):
     mask = os.umask(0o002)
     yield tmp_path
     os.umask(mask)
+    while CHANNELS:
+        CHANNELS.pop().close()
 
 
 @pytest.fixture
@@ -69,11 +76,28 @@ def rank_in(group, *words):
 
 def guard_with(floor, *groups, **settings):
     names = {"name": "x", "unit": "x.service", "id": "abc"}
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    CHANNELS.extend((near, far))
     guard = MemoryGuard(
-        {**names, "floor": floor, "needs": 0.0, "share": 0.0, **settings}
+        {**names, "floor": floor, "needs": 0.0, "share": 0.0, **settings}, near
     )
+    guard.trigger = Trigger(guard.floor, guard.mark, far)
     guard._paths.update(groups)
     return guard
+
+
+def let_nothing_be_enough(guard):
+    for process in (guard, guard.trigger):
+        process.floor = process.mark = EVERYTHING * GIB
+
+
+def look(guard):
+    """Let the guard look, then its trigger, which is another process elsewhere."""
+    guard.look()
+    while select.select([guard.trigger._channel], [], [], 0)[0]:
+        guard.trigger.receive()
+    guard.trigger.look()
+    guard.wait()
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
@@ -86,11 +110,11 @@ def test_a_rank_is_ended_below_the_floor_and_never_above_it(
     with rank_in(group, "sleep", "99") as rank, rank_in(group, "sleep", "99") as other:
         guard = guard_with(0.001, group)
         for _ in range(3):
-            guard.look()
+            look(guard)
         assert (rank.poll(), other.poll(), read_stop("x", "abc")) == (None, None, None)
 
-        guard.floor = guard.mark = EVERYTHING * GIB
-        guard.look()
+        let_nothing_be_enough(guard)
+        look(guard)
         assert (rank.wait(5), other.wait(5)) == (-9, -9)
         stop = read_stop("x", "abc")
         assert "GiB left, memory_floor is 1048576.0" in stop.text
@@ -120,21 +144,19 @@ def without(open_file, name):
 def test_another_group_of_the_same_name_is_the_next_start(group):
     """systemd removes the group of a unit that ended, and makes one for its next start."""
     guard = guard_with(EVERYTHING, group)
-    guard._find_groups()
+    look(guard)
     group.rmdir()
     group.mkdir()
     with rank_in(group, "sleep", "99") as rank:
-        guard.look()
+        guard.trigger.look()
         assert rank.poll() is None
-        guard._looked_at = 0.0
-        guard.look()
-        guard.look()
+        look(guard)
         assert rank.wait(5) == -9
 
 
 def test_figures_are_on_the_disk_and_say_that_systemd_ended_the_guard():
     guard = guard_with(0.001)
-    guard.look()
+    look(guard)
     guard.finish()
     moment, left, has_ended = last_figures("x", BOOT.read_text().strip())
     assert abs(moment - time.time()) < 5
@@ -143,11 +165,11 @@ def test_figures_are_on_the_disk_and_say_that_systemd_ended_the_guard():
 
 def test_the_one_who_grew_is_named(group):
     guard = guard_with(0.001)
-    guard.look_at_processes(guard.read_memory())
-    guard.look_at_processes(guard.read_memory())
+    guard.look_at_processes(MemoryReader().read())
+    guard.look_at_processes(MemoryReader().read())
     with rank_in(group, sys.executable, "-c", HOG) as hog:
         hog.stdout.readline()
-        guard.look_at_processes(guard.read_memory())
+        guard.look_at_processes(MemoryReader().read())
         text = describe_growth([guard._looks[0]], guard._looks[-1])
         hog.kill()
     assert (
@@ -196,8 +218,7 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
     def tell(**settings):
         told.clear()
         guard = guard_with(0.001, group, **settings)
-        guard.look()
-        guard._writer.shutdown()
+        look(guard)
         guard._end_turn()
         return guard, told[:]
 
@@ -207,19 +228,15 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
     assert waits.startswith("STATUS=the start waits for memory: ")
     assert re.search(r" \d+ GiB are left, 1048576 needed; .+ has \d+$", waits)
 
-    guard._writer = memory_script.ThreadPoolExecutor(1)
     guard._wait_ends = 0.0
     guard.look()
-    guard._writer.shutdown()
     assert told[1:] == started
     assert "starts without the memory that it needs" in capsys.readouterr().out
 
     # Little memory of a rank that runs is another line of the journal.
-    guard._writer = memory_script.ThreadPoolExecutor(1)
     guard.mark = EVERYTHING * GIB
     guard._noted_at = 0.0
     guard.look()
-    guard._writer.shutdown()
     assert "little memory: " in capsys.readouterr().out
 
     # What the next start takes less, it need not wait for.
@@ -241,11 +258,10 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     )
     first.look()
     for guard in (second, first, second):
-        guard.look()
+        look(guard)
     assert (first._waits, second._waits) == (False, True)
     second._noted_at = 0.0
     second.look()
-    second._writer.shutdown()
     assert told[-1].startswith("STATUS=the start waits for another one's memory: ")
 
     first._turn_until = math.inf  # less is left
@@ -254,7 +270,6 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     second.look()
     assert (third._waits, second._waits) == (False, True)
     os.close(third._turn)  # as the kernel does for a process that ends
-    second._writer = memory_script.ThreadPoolExecutor(1)
     second.look()
     assert not second._waits
 
@@ -285,17 +300,19 @@ def test_with_swap_a_rank_is_ended_once_all_processes_wait(
 ):
     with rank_in(group, "sleep", "99") as rank:
         guard = guard_with(0.2, group)
-        guard._meminfo = os.memfd_create("meminfo")
-        guard._pressure = os.memfd_create("pressure")
-        put_text(guard._meminfo, SWAP.format(int(left * GIB), swap))
-        put_text(guard._pressure, FULL.format(0))
-        guard.look()
+        reader = guard.trigger._reader
+        reader._meminfo = os.memfd_create("meminfo")
+        reader._pressure = os.memfd_create("pressure")
+        put_text(reader._meminfo, SWAP.format(int(left * GIB), swap))
+        put_text(reader._pressure, FULL.format(0))
+        look(guard)
 
         for second in range(len(waits)):
             total = sum(waits[: second + 1])
-            put_text(guard._pressure, FULL.format(round(total * 1e6)))
-            guard._pressure_at = time.monotonic() - 1
-            guard.look()
+            put_text(reader._pressure, FULL.format(round(total * 1e6)))
+            reader._pressure_at = time.monotonic() - 1
+            guard.trigger.look()
+        guard.wait()
         if is_killed:
             assert rank.wait(5) == -9
         assert (rank.poll() is not None) == is_killed
@@ -307,8 +324,8 @@ def test_with_swap_a_rank_is_ended_once_all_processes_wait(
 @pytest.mark.parametrize("pressure", ["/proc/self/mem", "/no/file"])
 def test_a_kernel_that_refuses_its_pressure_leaves_the_floor(monkeypatch, pressure):
     """With psi=0 older kernels have the file, and an error (EIO here) for who reads it."""
-    monkeypatch.setattr(memory_script, "_PRESSURE", pressure)
-    memory = guard_with(0.001).read_memory()
+    monkeypatch.setattr(memory_trigger, "_PRESSURE", pressure)
+    memory = MemoryReader().read()
     assert (memory.left > 0, memory.is_stalled) == (True, False)
 
 
@@ -344,11 +361,12 @@ def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
     with rank_in(container, "sleep", "99") as rank:
         guard = guard_with(0.001, inside=["docker"])
         deadline = time.monotonic() + 20
-        while container not in guard._groups and time.monotonic() < deadline:
-            time.sleep(guard.look())
+        while container not in guard._inodes and time.monotonic() < deadline:
+            look(guard)
+            time.sleep(0.05)
         time.sleep(3)
-        guard.look()
-        assert [*guard._groups] == [container]
+        look(guard)
+        assert [*guard._inodes] == [container]
         assert asked == [rank.pid] * 10
 
         stuck = threading.Event()
@@ -356,8 +374,8 @@ def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
         (group / "docker-2.scope").mkdir()
         with rank_in(group / "docker-2.scope", "sleep", "99") as other:
             time.sleep(3)
-            guard.floor = guard.mark = EVERYTHING * GIB
-            guard.look()
+            let_nothing_be_enough(guard)
+            look(guard)
             assert (rank.wait(5), other.poll()) == (-9, None)
             other.kill()
         stuck.set()
@@ -370,8 +388,8 @@ def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
     monkeypatch.setattr(memory_script.os, "open", without(os.open, "cgroup.kill"))
     with rank_in(group, "sleep", "99") as rank, rank_in(group, "sleep", "99") as other:
         guard = guard_with(0.001, group)
-        guard.look()
-        guard.floor = guard.mark = EVERYTHING * GIB
+        look(guard)
+        let_nothing_be_enough(guard)
         kill = os.kill
         refused = [rank.pid]
 
@@ -380,13 +398,13 @@ def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
                 raise PermissionError
             kill(pid, number)
 
-        monkeypatch.setattr(memory_script.os, "kill", refuse)
-        guard.look()
+        monkeypatch.setattr(memory_trigger.os, "kill", refuse)
+        look(guard)
         assert (other.wait(5), rank.poll()) == (-9, None)
         stop = read_stop("x", "abc")
 
         refused.clear()
-        guard.look()
+        look(guard)
         assert (rank.wait(5), read_stop("x", "abc")) == (-9, stop)
 
 
@@ -437,9 +455,9 @@ def test_the_guard_goes_on_without_its_records(home, group, monkeypatch, capsys)
     guard = guard_with(0.001, group)
     assert capsys.readouterr().out.count("goes on without this record: [Errno ") == 2
     with rank_in(group, "sleep", "99") as rank:
-        guard.look()
-        guard.floor = guard.mark = EVERYTHING * GIB
-        guard.look()
+        look(guard)
+        let_nothing_be_enough(guard)
+        look(guard)
         assert rank.wait(5) == -9
     guard.finish()
     assert "ended the rank" in capsys.readouterr().out

@@ -1,0 +1,215 @@
+"""End this node's rank as soon as less memory is left than the floor: the guard's own process.
+
+The guard forks it and hands it the rank's control groups, opened beforehand. It has its memory
+locked, and at each look it reads two open files into the same bytes: whoever opens a file, starts
+a program or looks at a process may have to wait until the kernel finds memory for that.
+
+This file is copied to the nodes, beside group.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import re
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+GIB = 1 << 20  # in KiB, as /proc/meminfo counts
+_FASTEST = 16 * GIB  # KiB that are taken in a second at most: a GB10 writes no more
+_PAUSES = (0.02, 0.5)  # seconds between two looks at the memory: the least and the most
+_LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of <sys/mman.h>
+_LEFT = re.compile(rb"MemAvailable: +(\d+)")
+_SWAP = re.compile(rb"SwapTotal: +[1-9]")
+# Microseconds in which all processes waited for memory.
+_WAITED = re.compile(rb"full .*total=(\d+)")
+# With swap MemAvailable falls too late. On user-mode Linux all processes waited 2 % of the time
+# while swap filled, and 58 % once it was full, when MemAvailable was far above the floor; beside
+# calm loads that swapped, below 5 %. Waiting beyond this share adds up: 2 s without a break end the
+# rank.
+_STALL_SHARE = 0.2
+_LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
+_PRESSURE = "/proc/pressure/memory"
+_MESSAGE = 64  # bytes of one at most
+
+
+class MemoryLeft(NamedTuple):
+    """The memory that is left, in KiB, and whether swap keeps all processes waiting."""
+
+    left: int
+    is_stalled: bool
+
+
+class MemoryReader:
+    """The files that tell the memory of this machine, open, and how long all processes waited."""
+
+    def __init__(self) -> None:
+        self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
+        self._meminfo_text = bytearray(mmap.PAGESIZE)
+        self._pressure_text = bytearray(mmap.PAGESIZE)
+        self._pressure = os.memfd_create("none")
+        with suppress(OSError):  # a kernel without it, or with psi=0
+            pressure = os.open(_PRESSURE, os.O_RDONLY)
+            os.pread(pressure, 1, 0)
+            self._pressure = pressure
+        self._pressure_at = 0.0  # seconds since the boot
+        self._waited = 0.0
+        self._stall = 0.0
+
+    def read(self) -> MemoryLeft:
+        """Return the memory of this machine now."""
+        os.preadv(self._meminfo, [self._meminfo_text], 0)
+        left = _LEFT.search(self._meminfo_text)
+        assert left
+
+        os.preadv(self._pressure, [self._pressure_text], 0)
+        if waited := _WAITED.search(self._pressure_text):
+            self._add_stall(int(waited[1]) / 1e6)
+        has_stalled = self._stall >= _LONGEST_STALL
+        return MemoryLeft(
+            left=int(left[1]),
+            is_stalled=has_stalled and bool(_SWAP.search(self._meminfo_text)),
+        )
+
+    def _add_stall(self, waited: float) -> None:
+        """Count the seconds in which all processes waited, beyond ``_STALL_SHARE`` of the time.
+
+        ``waited`` are those since the boot. Less waiting takes from the count.
+        """
+        now = time.monotonic()
+        fair = _STALL_SHARE * (now - self._pressure_at)
+        stall = self._stall + waited - self._waited - fair
+        self._stall = min(max(stall, 0.0), _LONGEST_STALL)
+        self._pressure_at = now
+        self._waited = waited
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """A control group of the rank, as number ``inode``.
+
+    ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
+    only root may write that, as for docker's containers, whose processes are the user's.
+    """
+
+    inode: int
+    members: int
+    kill: int = -1
+
+    def read_members(self) -> list[int]:
+        """Return the processes of the group, the first ones of many; none if it is gone."""
+        with suppress(OSError):
+            return [*map(int, os.pread(self.members, mmap.PAGESIZE, 0).split())]
+        return []
+
+    def end(self) -> bool:
+        """End all processes; return whether that was at once, so that none can be left."""
+        with suppress(OSError):
+            os.write(self.kill, b"1")
+            return True
+
+        for member in self.read_members():
+            with suppress(OSError):  # it ended, or belongs to another user
+                os.kill(member, signal.SIGKILL)
+        return False
+
+
+class Trigger:
+    """The process that ends the rank; ``channel`` leads to the guard."""
+
+    def __init__(self, floor: float, mark: float, channel: socket.socket) -> None:
+        self.floor = floor  # KiB: below it the rank ends
+        self.mark = mark  # and below this one if all processes wait
+        self._channel = channel
+        self._reader = MemoryReader()
+        self._groups: list[RankGroup] = []
+        self._killed: dict[int, bool] = {}  # inode of a group → whether at once
+
+    def run(self) -> NoReturn:
+        """Look at the memory, and act, as long as the guard lives."""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        if trouble := lock_memory():
+            # At once, and in one piece: this process ends without cleaning up.
+            os.write(
+                1, f"not all of the guard's memory is locked: {trouble}\n".encode()
+            )
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+        calls = select.poll()
+        calls.register(self._channel, select.POLLIN)
+        while True:
+            pause = self.look()
+            if calls.poll(pause * 1000):
+                self.receive()
+
+    def receive(self) -> None:
+        """Take a group from the guard, or end with the guard. Groups that are gone stay."""
+        inode, files, _flags, _address = socket.recv_fds(self._channel, _MESSAGE, 2)
+        if not inode:
+            os._exit(0)
+        self._groups.append(RankGroup(int(inode), *files))
+
+    def look(self) -> float:
+        """Look at the memory, and act; return the seconds until the next look."""
+        memory = self._reader.read()
+        if memory.left < (self.mark if memory.is_stalled else self.floor):
+            self._end_rank(memory)
+        least, most = _PAUSES
+        return min(max((memory.left - self.floor) / _FASTEST, least), most)
+
+    def _end_rank(self, memory: MemoryLeft) -> None:
+        """Kill the rank, then tell the guard, once; what is left of it is killed at each look.
+
+        A group that was ended at once is systemd's, whose own programs for the end run in it.
+        """
+        living = [group for group in self._groups if group.read_members()]
+        new = {group.inode for group in living} - self._killed.keys()
+        for group in living:
+            was_at_once = self._killed.get(group.inode)
+            self._killed[group.inode] = was_at_once or group.end()
+        if new:
+            with suppress(OSError):  # the guard ended
+                self._channel.send(b"%d %d" % memory)
+
+
+def start_trigger(floor: float, mark: float) -> socket.socket:
+    """Fork the process that ends the rank; return the socket that leads to it."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        near.close()
+        try:
+            Trigger(floor, mark, far).run()
+        finally:
+            os._exit(1)
+    far.close()
+    return near
+
+
+def lock_memory() -> str:
+    """Lock the memory of this process; return how much of it could be locked, "" for all.
+
+    Where the user may not lock all of it, code comes first: without swap nothing else is taken.
+    """
+    library = ctypes.CDLL(None)
+    if library.mlockall(_LOCK_ALL) == 0:
+        return ""
+
+    total = 0
+    rows = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    for row in sorted(rows, key=lambda row: " r-xp " not in row):
+        begin, end = (int(part, 16) for part in row.split()[0].split("-"))
+        words = (ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+        if " ---p " not in row and library.mlock(*words) == 0:
+            total += end - begin
+    return f"{total >> 20} MiB of it, by LimitMEMLOCK"
