@@ -17,9 +17,10 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TOKENS = (1, 64)
 _WIDE = 1024
 _DEEP = 2048
-_STREAK = 50  # all-reduces in a row, as a step of a model has them
 _BUFFER = 512 << 20  # bytes that no cache of a GPU holds
 
 Answer = dict[str, Any]
@@ -373,7 +373,7 @@ def try_all_reduce(settings: Answer) -> Answer:
     """Add up data over all ranks, check the sums, and measure the time for each size.
 
     Settings are the number of this ``rank`` and of all ranks, ``world``, the URL ``meeting`` where
-    the ranks meet, and ``sizes`` in bytes.
+    the ranks meet, ``sizes`` in bytes, and of how many in a row the time is wanted: ``streak``.
     """
     world = settings["world"]
     torch = _require_gpu()
@@ -419,12 +419,11 @@ def try_all_reduce(settings: Answer) -> Answer:
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
         figures[f"gigabytes_per_second_{size}"] = round(moved / seconds / 1e9, 3)
 
-        start = time.perf_counter()
-        for _ in range(_STREAK):
-            dist.all_reduce(data)
-        torch.cuda.synchronize()
-        seconds = (time.perf_counter() - start) / _STREAK
-        figures[f"microseconds_in_a_row_{size}"] = round(seconds * 1e6, 1)
+        # As a step has them: in a CUDA graph, without the time that a launch takes.
+        if streak := settings.get("streak"):
+            reductions = [partial(dist.all_reduce, data)] * streak
+            seconds = _time_graph(torch, reductions) / streak
+            figures[f"microseconds_in_a_row_{size}"] = round(seconds * 1e6, 1)
 
     dist.barrier()
     return {"figures": figures}
@@ -446,17 +445,14 @@ def try_decode(settings: Answer) -> Answer:
 
     kind = {"device": "cuda", "dtype": torch.bfloat16}
     weights = torch.zeros(products, rows, hidden, **kind)
-    target = torch.empty_like(weights)
     tokens = torch.zeros(settings["tokens"], hidden, **kind)
 
-    def run_layers() -> None:
-        for weight in weights:
-            torch.matmul(tokens, weight.t())
-        for _ in range(layers * settings["small"]):
-            tokens.mul_(1.0)
+    kernels = [partial(torch.matmul, tokens, weight.t()) for weight in weights]
+    kernels += [partial(tokens.mul_, 1.0)] * (layers * settings["small"])
 
-    copied = 2 * weights.nbytes / _time_graph(torch, lambda: target.copy_(weights))
-    seconds = _time_graph(torch, run_layers)
+    copy = partial(weights.clone().copy_, weights)
+    copied = 2 * weights.nbytes / _time_graph(torch, [copy])
+    seconds = _time_graph(torch, kernels)
     rate = max(copied, weights.nbytes / seconds)
     beyond = (seconds - weights.nbytes / rate) / layers
     return {
@@ -467,13 +463,15 @@ def try_decode(settings: Answer) -> Answer:
     }
 
 
-def _time_graph(torch: Any, work: Callable[[], object]) -> float:
-    """Return the seconds of some work of the GPU, as a CUDA graph that is replayed ten times."""
-    work()
+def _time_graph(torch: Any, kernels: Sequence[Callable[[], object]]) -> float:
+    """Return the seconds of some kernels, as a CUDA graph that is replayed ten times."""
+    for launch in kernels:
+        launch()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        for launch in kernels:
+            launch()
     graph.replay()
 
     start = torch.cuda.Event(enable_timing=True)

@@ -182,7 +182,7 @@ def _rates(moved: Fields, means: Fields, process: ServerProcess) -> Fields:
     drafted = moved.get("drafted", 0.0)
     # A process that ended meanwhile has no delay.
     delays = {name: moved.get(name, 0.0) / seconds for name in process.engines.values()}
-    most = max(delays, key=lambda name: delays[name])
+    most = max(delays, key=delays.__getitem__)
     return {
         "step_ms": seconds / moved["steps"] * 1000,
         "tokens": moved["generated"] / moved["steps"],
@@ -201,8 +201,9 @@ def _graph_facts(measured: Fields) -> Fields:
     # A drafted token needs as much as another.
     batch = max(round(measured["running"] * (1 + round(measured["drafted"]))), 1)
     sizes = list(map(int, re.findall(r"\d+", measured.get("graph_sizes", ""))))
-    largest = max(sizes, default=0)
-    graph = min((size for size in sizes if size >= batch), default=largest)
+    graph = min(
+        (size for size in sizes if size >= batch), default=max(sizes, default=0)
+    )
     return {
         "batch": batch,
         "graph": graph,
