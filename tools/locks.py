@@ -94,7 +94,9 @@ def _file(root: Path, name: str) -> Path:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["--check"]:
+    if {"-h", "--help"} & {*sys.argv}:
+        print(__doc__)
+    elif sys.argv[1:] != ["--check"]:
         lock(ROOT, *sys.argv[1:])
     elif names := stale(ROOT):
         files = ", ".join(f"requirements/{name}.txt" for name in names)

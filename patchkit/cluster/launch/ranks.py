@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
@@ -107,8 +107,14 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
     """Return the model that the user names: by a preset, by a repository of the Hub, or a folder.
 
     A model that cluster.toml pins is served from its folder. Raises UsageError for a name without
-    "/" that is no preset's, but resembles one.
+    "/" that is no preset's, but resembles one, and for a path that begins in the current folder.
     """
+    if model.startswith("."):
+        raise UsageError(
+            f"{model} is a path in the current folder, which the nodes do not know",
+            hint=f"name the whole path: {Path(model).resolve()}",
+        )
+
     preset = _choose_preset(cluster.serve.preset, model)
     name = model
     if preset and model.lower() == preset.name.lower():

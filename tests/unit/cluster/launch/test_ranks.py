@@ -3,13 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from patchkit.cluster.agent.node_facts import ModelPrint
 from patchkit.cluster.launch.ranks import other_model, planned_ranks, served_model
 from patchkit.cluster.launch.units import unit_line
-from patchkit.errors import HostError
+from patchkit.errors import HostError, UsageError
 from support.clusters import cluster, node_facts, units_of
 from tools import golden_units
 from tools.golden_units import CASES
@@ -264,6 +265,13 @@ def test_words_are_written_as_systemd_reads_them():
     words = ["plain", "", "a b", 'say "$x"', "50%", "a\\b\n"]
     written = r'''plain "" "a b" "say \"$$x\"" 50%% "a\\b\x0a"'''
     assert unit_line(["/bin/vllm", *words]) == f"/bin/vllm {written}"
+
+
+@pytest.mark.parametrize("path", [".", "./model", "../model"])
+def test_a_path_in_the_current_folder_is_refused_with_the_whole_path(path):
+    with pytest.raises(UsageError) as caught:
+        served_model(cluster("spark-1"), path)
+    assert str(Path(path).resolve()) in caught.value.hint
 
 
 @pytest.mark.parametrize(
