@@ -395,7 +395,7 @@ def memory_storms(session: nox.Session) -> None:
     """A machine whose memory runs out: does it still answer, with the guard and without?
 
     Needs root and mmdebstrap, and compiles a kernel once:
-    `nox -s memory-storms -- [--half with|without] [STORM ...]`.
+    `nox -s memory-storms -- [--half with|without] [--calm SECONDS] [STORM ...]`.
     """
     _install(session, "test")
     if obstacle := _module(session, "e2e.proofs.virtual_machine", silent=True):

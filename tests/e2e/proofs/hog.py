@@ -3,7 +3,8 @@
 Kinds: ``anonymous``; ``ownerless``, which is in no process's RSS and is freed with the last process
 that holds it, as memory of a GB10's GPU; ``cached``, files that are read and written;
 ``compilers``, children that each take a share beside such files; ``crowd``, one child for each
-24 MiB. The pace 0 is as fast as it goes. It ends after SECONDS, and what it has goes with it.
+24 MiB; ``waves``, which are given back and taken again, without an end. The pace 0 is as fast as
+it goes. It ends after SECONDS, and what it has goes with it.
 
 It runs on a node, with the standard library alone; a stand-in for vLLM calls ``take``.
 """
@@ -73,6 +74,11 @@ def start_crowd(pace: float, total: int) -> list[object]:
     return []
 
 
+def make_waves(pace: float, total: int) -> list[object]:
+    while True:
+        take_anonymous(pace, total)
+
+
 def paced(pace: float, total: int) -> Iterator[None]:
     """Yield once for each chunk, not faster than ``pace``."""
     began = time.monotonic()
@@ -92,6 +98,7 @@ KINDS: dict[str, Callable[[float, int], list[object]]] = {
     "cached": fill_cache,
     "compilers": start_compilers,
     "crowd": start_crowd,
+    "waves": make_waves,
 }
 
 

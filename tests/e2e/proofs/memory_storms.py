@@ -1,6 +1,6 @@
 """Storms: memory runs out on a node with a kernel of its own, and does it still answer?
 
-    nox -s memory-storms -- [--half with|without] [--rows FILE] [STORM ...]
+    nox -s memory-storms -- [--half with|without] [--calm SECONDS] [--rows FILE] [STORM ...]
 
 A machine of its own kernel (virtual_machine.py) is a cluster of one node, which patchkit on this
 machine starts and asks through ssh, as an ordinary user; its rank is the stand-in for vLLM of the
@@ -82,7 +82,7 @@ class Storm:
     """Who takes memory of which kind of hog.py, how fast, and when.
 
     A stranger, a program of another user, takes what there would be without the rank, and leaves.
-    In ``calm`` ones the rank takes no more than there is, and has to live.
+    In ``calm`` ones the rank takes no more than there is, and has to live while it is asked.
     """
 
     who: Literal["rank", "stranger"]
@@ -125,6 +125,7 @@ CALM = (
     Storm("rank", "ownerless", calm=250),  # to just above the floor
     Storm("rank", "cached", calm=1000),
     Storm("rank", "compilers", calm=120),
+    Storm("rank", "waves", calm=200),
 )
 
 
@@ -224,6 +225,7 @@ class Sea:
 
     machine: Machine
     floor: float
+    calm_seconds: float
 
     def patchkit(self, *words: str, seconds: int = 120) -> Completed:
         """Run `patchkit …` on this machine; its ssh knows the node."""
@@ -332,9 +334,11 @@ class Sea:
     ) -> tuple[str, bool]:
         look: Look | None = before
         if storm.calm:
-            time.sleep(CALM_SECONDS)
-            while (look := self._look()) is None and not logins.is_lost:
-                pass
+            calm_end = time.monotonic() + self.calm_seconds
+            while not logins.is_lost:
+                look = self._look()
+                if look is not None and time.monotonic() > calm_end:
+                    break
             lives = look is not None and look.ranks == before.ranks
             return ("the rank lives", True) if lives else ("FALSE KILL", False)
 
@@ -380,6 +384,7 @@ class Order:
     work: Path
     names: Sequence[str]
     halves: Sequence[str]
+    calm_seconds: float
     rows: Path | None
 
 
@@ -405,7 +410,7 @@ def run_half(order: Order, base: Base, half: str) -> list[Outcome]:
     with virtual_machine.running(
         NODE, order.work / half, base, memory=MEMORY
     ) as machine:
-        sea = Sea(machine=machine, floor=FLOORS[half])
+        sea = Sea(machine=machine, floor=FLOORS[half], calm_seconds=order.calm_seconds)
         sea.prepare()
         machine.save()
         print(f"{half}: quiet, a login takes {sea.measure_quiet():.1f} s", flush=True)
@@ -437,6 +442,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="nox -s memory-storms")
     parser.add_argument("work", type=Path)
     parser.add_argument("--half", choices=[*FLOORS], help="by default both")
+    parser.add_argument(
+        "--calm",
+        type=float,
+        default=CALM_SECONDS,
+        help="seconds of a load that fits; default: %(default)s",
+    )
     parser.add_argument("--rows", type=Path, help="a file to append the rows to")
     parser.add_argument("name", nargs="*", metavar="STORM")
     given = parser.parse_intermixed_args()
@@ -447,6 +458,7 @@ def main() -> int:
         work=given.work.resolve(),
         names=given.name or [*STORMS],
         halves=[given.half] if given.half else [*FLOORS],
+        calm_seconds=given.calm,
         rows=given.rows,
     )
     return run_all(order)
