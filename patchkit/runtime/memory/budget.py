@@ -26,7 +26,6 @@ class SizeRules:
     bits: Mapping[str, float]
     least_bits: float
     cache_bytes: Mapping[str, float]
-    source: str
 
 
 @frozen
@@ -41,22 +40,6 @@ class Beside:
     server_gib: float
     ray_gib: float
     system_gib: float
-
-
-@frozen
-class WholeTensors:
-    """Patterns for names of tensors of which each rank keeps all."""
-
-    patterns: Texts
-    source: str
-
-
-@frozen
-class LongerContext:
-    """Names of keys, flags and variables that may lengthen the context of a model."""
-
-    names: Texts
-    source: str
 
 
 @frozen
@@ -88,8 +71,8 @@ class MemoryBudget:
     prefix: tuple[PrefixRules, ...]
     pattern: Values
     state: Mapping[str, Texts]
-    whole: WholeTensors
-    longer: LongerContext
+    whole: Texts
+    longer: Texts
     defaults: Mapping[str, Mapping[str, int | str]]
 
 

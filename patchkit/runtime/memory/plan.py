@@ -311,7 +311,7 @@ def _rank_rows(
     division = division_of(flags)
 
     size = rank_bytes(checkpoint, division, flags) / BYTES_PER_GIB
-    yield MemoryRow("weights", size + beside.rounding_gib, "its tensors")
+    yield MemoryRow("weights", size, "its tensors")
     if request.drafter_gib and DRAFTING in flags:
         part = request.drafter_gib / division.tensor
         yield MemoryRow("drafter", part, "its files")
@@ -329,8 +329,9 @@ def activation_bytes(
 ) -> float:
     """Return the most that a rank takes beside weights and cache while it computes.
 
-    That is one of three: a step with the largest batch; sampling for all sequences; or the first
-    compilation, in which torch tries kernels on a copy of the table of embeddings.
+    Its peak is one of three: a step with the largest batch; sampling for all sequences; or the
+    first compilation, in which torch tries kernels on a copy of the table of embeddings. Beside
+    the peak, vLLM samples once more for all sequences, and keeps that memory.
     """
     config = checkpoint.config
     sequences = _read_number(flags, SEQUENCES, _DEFAULT_SEQUENCES)
@@ -343,7 +344,7 @@ def activation_bytes(
 
     step = batch * _step_width(config, division.tensor) * _PLAIN_BYTES
     workspace = _mla_width(config, division.tensor) * _MLA_WORKSPACE * _PLAIN_BYTES
-    return max(step + workspace, sampling, compiling)
+    return max(step + workspace, sampling, compiling) + sampling
 
 
 def _step_width(config: Mapping[str, Any], tensor_parts: int) -> float:

@@ -176,7 +176,7 @@ def _loaded_size(tensor: Tensor) -> float:
 
 def _count_parts(tensor: Tensor, tensor_parts: int, heads: int) -> int:
     """Return into how many parts the ranks divide a tensor; ``heads`` are those of keys."""
-    if any(re.search(pattern, tensor.name) for pattern in load_budget().whole.patterns):
+    if any(re.search(pattern, tensor.name) for pattern in load_budget().whole):
         return 1
     if _KEYS_AND_VALUES.search(tensor.name):
         return min(tensor_parts, heads)
@@ -186,11 +186,16 @@ def _count_parts(tensor: Tensor, tensor_parts: int, heads: int) -> int:
 def _rope_bytes(checkpoint: Checkpoint) -> float:
     """Return the bytes of the tables of rotations, which each rank holds whole.
 
-    Layers with a sliding window may have a table of their own. Some models rotate nothing.
+    Layers with a sliding window may have a table of their own. Some models rotate nothing. While
+    the tables are made, torch takes more; weights get these blocks, and do not fill them.
     """
     config = checkpoint.config
     size = read_count(config, "qk_rope_head_dim") or head_size(config)
     positions = read_count(config, "max_position_embeddings")
     tables = 1 + ("rope_local_base_freq" in config)
-    has_tables = config.get("rotation") != "none"
-    return has_tables * tables * positions * size * _PLAIN_BYTES
+    rounding = load_budget().beside.rounding_gib * BYTES_PER_GIB
+
+    kinds = (config.get("rotation"), config.get("position_embedding_type"))
+    if "none" in kinds or "nope" in kinds:
+        return 0.0
+    return tables * positions * size * _PLAIN_BYTES + rounding

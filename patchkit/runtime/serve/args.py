@@ -268,7 +268,7 @@ def _context_limit(request: ServeRequest) -> float:
     names.update(request.given, request.node.extra)
     # Newer configs always have it, and scale with a factor.
     is_scaled = "factor" in str(config.get("rope_parameters"))
-    if is_scaled or names.intersection(load_budget().longer.names):
+    if is_scaled or names.intersection(load_budget().longer):
         return math.inf
     return read_count(config, "max_position_embeddings") or math.inf
 

@@ -188,7 +188,7 @@ def test_all_ranks_are_planned_for_the_smallest_node(tmp_path, device):
         (90, (), "takes 101 GiB, and 90 are free"),
         (90, (SHARE, "0.70"), ""),
         (90, (BYTES, "80G"), "takes 97 GiB"),
-        (14, (), "needs 16 GiB, even with a short context, and 14 are free"),
+        (14, (), "needs 15 GiB, even with a short context, and 14 are free"),
     ],
 )
 def test_vllm_takes_its_share_at_once(tmp_path, available, args, says):

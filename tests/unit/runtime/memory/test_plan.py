@@ -13,8 +13,8 @@ by the specs of its layers, its groups and its blocks, which attention on CUDA h
 alone, with the sizes of one of two. The names of tensors are those of transformers. ``weights`` is
 0 with drafting: parts are shared once they are loaded.
 
-hybrid_gpu.json has rows like profile.json's, of hybrids with Mamba layers: their weights are up to
-1.4 % more than vLLM took, the whole up to 6 %.
+hybrid_gpu.json has rows like profile.json's, of hybrids with Mamba layers; their weights of random
+numbers were made on the GPU.
 """
 
 import json
@@ -32,9 +32,9 @@ from patchkit.runtime.serve.command_notes import context_notes
 
 GIB = 2**30
 PROFILE = Path(__file__).parents[3] / "data" / "memory" / "profile.json"
-KINDS = {row["kind"]: row for row in json.loads(PROFILE.read_text())}
 HYBRIDS = json.loads(PROFILE.with_name("hybrid.json").read_text())
-ON_GPU = json.loads(PROFILE.with_name("hybrid_gpu.json").read_text())
+ON_GPU = (PROFILE, PROFILE.with_name("hybrid_gpu.json"))
+KINDS = {row["kind"]: row for path in ON_GPU for row in json.loads(path.read_text())}
 H200 = MemoryPool(gib=139.8, shared=False, whose="H200")
 
 
@@ -75,7 +75,7 @@ def test_the_plan_is_what_vllm_took(kind):
     request = plan.request_gib(row["tokens"])
     assert request == pytest.approx(row["request"] / GIB, rel=0.01)
     if row["whole"]:
-        assert sum(gib.values()) == pytest.approx(row["whole"] / GIB, rel=0.05)
+        assert sum(gib.values()) == pytest.approx(row["whole"] / GIB, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,6 @@ def test_the_plan_of_a_hybrid_is_what_vllm_reckons(row, start):
     assert plan.request_gib(start["tokens"]) * GIB == start["request"]
     weights = start["weights"] / GIB
     assert not weights or plan.rows[0].gib == pytest.approx(weights, rel=0.01)
-
-
-@pytest.mark.parametrize("row", ON_GPU, ids=lambda row: row["kind"])
-def test_the_plan_of_a_hybrid_is_near_what_a_gpu_took(row):
-    plan = plan_of(row)
-    assert plan.request_gib(row["tokens"]) * GIB == row["request"]
-    assert plan.rows[0].gib == pytest.approx(row["weights"] / GIB, rel=0.015)
-    whole = sum(part.gib for part in plan.rows)
-    assert whole == pytest.approx(row["whole"] / GIB, rel=0.065)
 
 
 SPARK = MemoryPool(gib=119.7, shared=True, whose="a Spark", floor_gib=2.0)
