@@ -44,6 +44,7 @@ from patchkit.cluster.agent.memory_record import (
     encode_stop,
     open_record,
     put_record,
+    read_record,
     record_path,
     recorded_boots,
 )
@@ -63,6 +64,7 @@ _LINES = 60  # of figures
 _BOOTS = 8  # of which figures are kept
 # Not in the home, which nodes may share: ranks of one cluster that wait for each other hang.
 _TURN = "/run/user"
+_TURN_LINE = re.compile(r"turn=(-?\d{1,12}),(\d{1,12})\n")
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERS = "cgroup.procs"  # of a group: its processes
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
@@ -105,9 +107,9 @@ class MemoryGuard:
         self.name: str = settings["name"]
         self.floor: float = settings["floor"] * GIB
         self.mark = _MARK * self.floor  # KiB
-        # A cache that is smaller in bytes leaves the share that vLLM wants free.
-        needs = max(settings["needs"] - read_missing(), settings["share"])
-        self.needs = max(needs * GIB, self.mark)
+        memory = settings["memory"]
+        self.takes = (memory["takes"] - read_missing()) * GIB
+        self.needs = max(self.takes, memory["free"] * GIB, self.mark)
         self.ended = False
         self._waits = True
         self._wait_ends = time.monotonic() + _LONGEST_WAIT
@@ -117,13 +119,16 @@ class MemoryGuard:
         with suppress(OSError):  # there is no systemd
             self._turn = os.open(_TURN, os.O_RDONLY)
         self._turn_until = math.inf  # KiB: less is left once the rank has its memory
+        boot = BOOT.read_text().strip()
+        # The turn of a guard that was killed.
+        self._former_turn = _TURN_LINE.match(read_record(self.name, boot))
         self._record = self._open_record("json")
         if not os.fstat(self._record).st_size:
             _try(put_record, self._record, b" ")  # a block: later the disk may be full
-        self._figures = self._open_record(BOOT.read_text().strip())
+        self._figures = self._open_record(boot)
         with suppress(OSError):  # what is there is no file
-            for boot in recorded_boots(self.name)[:-_BOOTS]:
-                record_path(self.name, boot).unlink()
+            for former in recorded_boots(self.name)[:-_BOOTS]:
+                record_path(self.name, former).unlink()
         self._lines = collections.deque[str](maxlen=_LINES)
 
         self._inodes: dict[Path, int] = {}  # of groups that the trigger has
@@ -150,6 +155,7 @@ class MemoryGuard:
 
     def finish(self) -> None:
         """Write that systemd ended the guard."""
+        self._end_turn()
         self._note_figures(self._reader.read().left, " ended")
         self._note_status(None)
 
@@ -192,10 +198,21 @@ class MemoryGuard:
     def _admit_rank(self) -> None:
         """Let the rank start once there is the memory that it needs, or ``_LONGEST_WAIT`` is over.
 
-        Until then systemd holds it back. A rank that runs, beside a new guard, has its memory.
+        Until then systemd holds it back. Beside a new guard a rank may run, and may still load.
         """
-        is_short = not self._has_members() and not self._take_turn()
-        self._waits = is_short and time.monotonic() < self._wait_ends
+        left = self._reader.read().left
+        now = time.monotonic()
+        runs = self._has_members()
+        is_short = False
+        if not runs:
+            until = left - self.takes + self.mark
+            is_short = left < self.needs or not self._take_turn(
+                until, now + _LONGEST_WAIT
+            )
+        elif former := self._former_turn:
+            self._take_turn(*map(float, former.groups()))
+
+        self._waits = is_short and now < self._wait_ends
         if self._waits:
             return
 
@@ -205,23 +222,21 @@ class MemoryGuard:
         self._status = ""
         self._noted_at = 0.0
 
-    def _take_turn(self) -> bool:
-        """Return whether the rank has its turn: its memory is there, and no other start has a turn.
+    def _take_turn(self, until: float, ends: float) -> bool:
+        """Return whether the rank has its turn: no other start takes its memory.
 
-        The turn ends once the rank has that memory, after ``_LONGEST_WAIT``, or with the guard.
+        The turn ends once less than ``until`` is left, at ``ends``, or with the guard.
         """
         with suppress(OSError):  # another one has it
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left = self._reader.read().left
-            if left >= self.needs:
-                self._turn_until = left - self.needs + self.mark
-                self._wait_ends = time.monotonic() + _LONGEST_WAIT
-                return True
-        self._end_turn()
+            self._turn_until = until
+            self._wait_ends = ends
+            return True
         return False
 
     def _end_turn(self) -> None:
         _try(fcntl.flock, self._turn, fcntl.LOCK_UN)
+        self._turn_until = math.inf
 
     def look_at_processes(self, memory: MemoryLeft) -> None:
         """Keep the sizes of all processes now, and in the last seconds."""
@@ -247,15 +262,15 @@ class MemoryGuard:
             with suppress(OSError):  # it is gone, or not there yet
                 inode = path.stat().st_ino
                 if self._inodes.get(path) != inode:
-                    self._hand_over(path, inode)
+                    self._hand_over(path)
                     self._inodes[path] = inode
 
-    def _hand_over(self, path: Path, inode: int) -> None:
+    def _hand_over(self, path: Path) -> None:
         """Open a group for the trigger. Raises OSError."""
         files = [os.open(path / _MEMBERS, os.O_RDONLY)]
         with suppress(OSError):  # it is root's, or Linux is older than 5.14
             files.append(os.open(path / "cgroup.kill", os.O_WRONLY))
-        _try(socket.send_fds, self._trigger, [b"%d" % inode], files)
+        _try(socket.send_fds, self._trigger, [b"g"], files)
         for file in files:
             os.close(file)
 
@@ -311,8 +326,10 @@ class MemoryGuard:
     def _note_figures(self, left: int, ending: str = "") -> None:
         """Add a line to the file of this boot, in which only the last ones are kept."""
         self._lines.append(f"{time.time():.0f} {left >> 10}{ending}\n")
-        content = "".join(self._lines).encode()
-        _try(put_record, self._figures, content)
+        text = "".join(self._lines)
+        if self._turn_until < math.inf:
+            text = f"turn={self._turn_until:.0f},{self._wait_ends:.0f}\n{text}"
+        _try(put_record, self._figures, text.encode())
 
 
 def _try(work: Callable[..., object], *words: object) -> None:

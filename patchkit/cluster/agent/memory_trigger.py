@@ -19,7 +19,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -38,7 +38,6 @@ _WAITED = re.compile(rb"full .*total=(\d+)")
 _STALL_SHARE = 0.2
 _LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
 _PRESSURE = "/proc/pressure/memory"
-_MESSAGE = 64  # bytes of one at most
 
 
 class MemoryLeft(NamedTuple):
@@ -92,17 +91,18 @@ class MemoryReader:
         self._waited = waited
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankGroup:
-    """A control group of the rank, as number ``inode``.
+    """A control group of the rank.
 
     ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
     only root may write that, as for docker's containers, whose processes are the user's.
+    ``ended`` says whether it was ended at once, None before.
     """
 
-    inode: int
     members: int
     kill: int = -1
+    ended: bool | None = field(default=None, init=False)
 
     def read_members(self) -> list[int]:
         """Return the processes of the group, the first ones of many; none if it is gone."""
@@ -131,19 +131,14 @@ class Trigger:
         self._channel = channel
         self._reader = MemoryReader()
         self._groups: list[RankGroup] = []
-        self._killed: dict[int, bool] = {}  # inode of a group → whether at once
 
     def run(self) -> NoReturn:
         """Look at the memory, and act, as long as the guard lives."""
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
         if trouble := lock_memory():
             # At once, and in one piece: this process ends without cleaning up.
             os.write(
                 1, f"not all of the guard's memory is locked: {trouble}\n".encode()
             )
-        gc.collect()
-        gc.freeze()
         gc.disable()
 
         calls = select.poll()
@@ -155,10 +150,10 @@ class Trigger:
 
     def receive(self) -> None:
         """Take a group from the guard, or end with the guard. Groups that are gone stay."""
-        inode, files, _flags, _address = socket.recv_fds(self._channel, _MESSAGE, 2)
-        if not inode:
+        text, files, _flags, _address = socket.recv_fds(self._channel, 1, 2)
+        if not text:
             os._exit(0)
-        self._groups.append(RankGroup(int(inode), *files))
+        self._groups.append(RankGroup(*files))
 
     def look(self) -> float:
         """Look at the memory, and act; return the seconds until the next look."""
@@ -174,11 +169,10 @@ class Trigger:
         A group that was ended at once is systemd's, whose own programs for the end run in it.
         """
         living = [group for group in self._groups if group.read_members()]
-        new = {group.inode for group in living} - self._killed.keys()
+        is_new = any(group.ended is None for group in living)
         for group in living:
-            was_at_once = self._killed.get(group.inode)
-            self._killed[group.inode] = was_at_once or group.end()
-        if new:
+            group.ended = group.ended or group.end()
+        if is_new:
             with suppress(OSError):  # the guard ended
                 self._channel.send(b"%d %d" % memory)
 

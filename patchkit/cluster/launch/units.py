@@ -166,8 +166,7 @@ class GroupUnits:
         settings: dict[str, object] = {
             "watts": device.hung_watts if device else 0,
             "floor": self.memory_floor(rank),
-            "needs": rank.command.plan.start_gib if rank.command.plan else 0.0,
-            "share": rank.command.plan.fixed_gib if rank.command.plan else 0.0,
+            "memory": _rank_memory(rank, flags),
             "cache": _cache_flag(rank, flags),
             "speed": _speed_bytes(rank, flags, device.bandwidth if device else 0),
             "stacks": f"{rank.facts.home}/{STACKS}",
@@ -320,6 +319,17 @@ class GroupUnits:
             # A snapshot in the Hub's cache links to files beside it: the folder above has both.
             mounts.append(re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder))
         return tuple(dict.fromkeys(mounts))
+
+
+def _rank_memory(rank: PlannedRank, flags: Values) -> dict[str, float]:
+    """Return what a rank takes of a shared memory, and what has to be free before, in GiB."""
+    plan = rank.command.plan
+    if not plan or not plan.pool.shared:
+        return {"takes": 0.0, "free": 0.0}
+
+    # With a cache in bytes vLLM wants its share free even for a smaller one.
+    free = plan.share_gib if CACHE_BYTES in flags else 0.0
+    return {"takes": plan.held_gib, "free": free}
 
 
 def _cache_flag(

@@ -156,28 +156,22 @@ class MemoryPlan:
         return self._start_gib + self.request_gib(min(self.context, _LEAST_CONTEXT))
 
     @property
+    def held_gib(self) -> float:
+        """Return what the rank will hold, without the cache where that is unknown."""
+        return self._start_gib + self.cache_gib * self.is_whole
+
+    @property
     def taken_gib(self) -> float:
         """Return what must be free for the cache as planned.
 
         vLLM does not start unless its whole share is free, whatever the size of the cache.
         """
-        return max(self._start_gib + self.cache_gib, self.share_gib)
+        return max(self.held_gib, self.share_gib)
 
     @property
     def share_gib(self) -> float:
         """Return the share of the memory that is vLLM's."""
         return self.total_gib * self.share
-
-    @property
-    def fixed_gib(self) -> float:
-        """Return what vLLM wants free even for a smaller cache than the user's, 0 for nothing."""
-        return self.share_gib * self.pool.shared * bool(self.given_gib)
-
-    @property
-    def start_gib(self) -> float:
-        """Return what must be free before the start, as far as it is known; 0 for a GPU's own."""
-        gib = self.taken_gib if self.is_whole else self.needed_gib
-        return gib * self.pool.shared
 
     @property
     def _start_gib(self) -> float:

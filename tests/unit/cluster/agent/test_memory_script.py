@@ -74,13 +74,12 @@ def rank_in(group, *words):
     return process
 
 
-def guard_with(floor, *groups, **settings):
+def guard_with(floor, *groups, takes=0.0, free=0.0, **settings):
     names = {"name": "x", "unit": "x.service", "id": "abc"}
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     CHANNELS.extend((near, far))
-    guard = MemoryGuard(
-        {**names, "floor": floor, "needs": 0.0, "share": 0.0, **settings}, near
-    )
+    memory = {"takes": takes, "free": free}
+    guard = MemoryGuard({**names, "floor": floor, "memory": memory, **settings}, near)
     guard.trigger = Trigger(guard.floor, guard.mark, far)
     guard._paths.update(groups)
     return guard
@@ -223,8 +222,8 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
         return guard, told[:]
 
     started = ["READY=1\nSTATUS="]
-    assert tell(needs=0.01)[1] == started
-    guard, (waits,) = tell(needs=EVERYTHING)
+    assert tell(takes=0.01)[1] == started
+    guard, (waits,) = tell(takes=EVERYTHING)
     assert waits.startswith("STATUS=the start waits for memory: ")
     assert re.search(r" \d+ GiB are left, 1048576 needed; .+ has \d+$", waits)
 
@@ -241,11 +240,11 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
 
     # What the next start takes less, it need not wait for.
     monkeypatch.setenv("PATCHKIT_MISSING", str(EVERYTHING - 0.01))
-    assert tell(needs=EVERYTHING)[1] == started
-    assert tell(needs=EVERYTHING, share=EVERYTHING)[1] != started
+    assert tell(takes=EVERYTHING)[1] == started
+    assert tell(takes=EVERYTHING, free=EVERYTHING)[1] != started
     monkeypatch.setenv("PATCHKIT_MISSING", "")
     with rank_in(group, "sleep", "99") as rank:
-        assert tell(needs=EVERYTHING)[1] == started
+        assert tell(takes=EVERYTHING)[1] == started
         rank.kill()
 
 
@@ -254,7 +253,7 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     told = []
     monkeypatch.setattr(memory_script, "notify", told.append)
     first, second, third = (
-        guard_with(0.001, name=name, needs=1.0) for name in ("x", "y", "z")
+        guard_with(0.001, name=name, takes=1.0) for name in ("x", "y", "z")
     )
     first.look()
     for guard in (second, first, second):
@@ -272,6 +271,41 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     os.close(third._turn)  # as the kernel does for a process that ends
     second.look()
     assert not second._waits
+
+
+def test_a_turn_ends_once_its_start_holds_what_was_planned(monkeypatch):
+    """With a cache in bytes vLLM wants more free than it takes."""
+    left = memory_trigger.MemoryLeft(99 * GIB, False)
+    monkeypatch.setattr(MemoryReader, "read", lambda _: left)
+    first = guard_with(2, takes=40.0, free=100.0)
+    second = guard_with(2, name="y", takes=40.0)
+    first.look()
+    assert first._waits
+
+    for gib, waits in ((110, True), (75, True), (73, False)):
+        left = memory_trigger.MemoryLeft(gib * GIB, False)
+        first.look()
+        second.look()
+        assert (first._waits, second._waits) == (False, waits)
+
+
+def test_a_guard_that_was_killed_while_its_rank_loads_takes_its_turn_again(
+    group, monkeypatch
+):
+    left = memory_trigger.MemoryLeft(110 * GIB, False)
+    monkeypatch.setattr(MemoryReader, "read", lambda _: left)
+    killed = guard_with(2, group, takes=40.0)
+    killed.look()
+    os.close(killed._turn)  # as the kernel does for a process that ends
+    with rank_in(group, "sleep", "99") as rank:
+        again = guard_with(2, group, takes=40.0)
+        second = guard_with(2, name="y", takes=40.0)
+        for gib, waits in ((90, True), (73, False)):
+            left = memory_trigger.MemoryLeft(gib * GIB, False)
+            again.look()
+            second.look()
+            assert (again._waits, second._waits) == (False, waits)
+        rank.kill()
 
 
 SWAP = "MemTotal: 1120884 kB\nMemAvailable: {} kB\nSwapTotal: {} kB\nSwapFree: 4 kB\n"
@@ -335,7 +369,7 @@ def test_nodes_that_share_a_home_have_turns_of_their_own(tmp_path, monkeypatch):
     for node in ("head", "worker"):
         (tmp_path / node).mkdir()
         monkeypatch.setattr(memory_script, "_TURN", str(tmp_path / node))
-        guards.append(guard_with(0.001, needs=0.01))
+        guards.append(guard_with(0.001, takes=0.01))
         guards[-1].look()
     assert [guard._waits for guard in guards] == [False, False]
 

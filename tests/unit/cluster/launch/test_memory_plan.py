@@ -86,7 +86,13 @@ def test_what_args_ask_for_is_planned(tmp_path, args, flags, cache):
     units = units_of(file, [facts_with(tmp_path, 110, models=THERE)], FOLDER)
     (rank,) = units.ranks
     assert rank.command.plan.cache_gib == pytest.approx(cache, abs=0.3)
-    flag, value, contexts = units._node_settings(rank, {})["cache"]
+    settings = units._node_settings(rank, {})
+    plan = rank.command.plan
+    needs = {"takes": plan.held_gib, "free": plan.share_gib}
+    assert settings["memory"] == needs
+    beside = 10.6 if "-tp" in args else 15.2
+    assert plan.held_gib - plan.cache_gib == pytest.approx(beside, abs=0.3)
+    flag, value, contexts = settings["cache"]
     assert (flag, value / 2**30) == (BYTES, pytest.approx(cache, abs=0.3))
     longest = rank.command.plan.longest_context
     bytes_of_one = rank.command.plan.request_gib(longest) * 2**30
