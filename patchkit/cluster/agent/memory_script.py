@@ -59,6 +59,7 @@ from patchkit.cluster.agent.processes import Process, read_mark, read_processes
 _MARK = 2  # floors: less is little memory
 _PAUSE = 0.2  # seconds between two looks at the memory and the rank's groups
 _SECOND = 1.0  # between two looks at processes while little is left
+_SHARE = 10  # looks at processes take one part in so many of the time, where each one is slow
 _SELDOM = 10.0  # seconds between them otherwise, and between two lines for the status
 _LINES = 60  # of figures
 _BOOTS = 8  # of which figures are kept
@@ -136,6 +137,7 @@ class MemoryGuard:
         self._paths = {_read_group(os.getpid()).with_name(settings["unit"])}
         self._looks = collections.deque[ProcessSizes]()
         self._noted_at = 0.0
+        self._effort = 0.0  # seconds of the last look at processes
         self._status = ""
 
         if "inside" in settings:
@@ -172,9 +174,10 @@ class MemoryGuard:
         mark = self.mark * (1.1 if self._status else 1)
         is_low = memory.left < mark
         pause = _SECOND if is_low and not self._waits else _SELDOM
-        if now - self._noted_at >= pause:
+        if now - self._noted_at >= max(pause, _SHARE * self._effort):
             self._noted_at = now
             self.look_at_processes(memory)
+            self._effort = time.monotonic() - now
             self._note_figures(memory.left)
             self._note_status(memory if is_low or self._waits else None)
 
@@ -231,6 +234,9 @@ class MemoryGuard:
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._turn_until = until
             self._wait_ends = ends
+            # A planned load may swap, and wait: that counts once less is left than it leaves.
+            mark = max(self.floor, min(self.mark, until - self.mark))
+            _try(self._trigger.send, b"%d" % mark)
             return True
         return False
 

@@ -38,6 +38,7 @@ _WAITED = re.compile(rb"full .*total=(\d+)")
 _STALL_SHARE = 0.2
 _LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
 _PRESSURE = "/proc/pressure/memory"
+_MESSAGE = 64  # bytes of one at most
 
 
 class MemoryLeft(NamedTuple):
@@ -149,11 +150,14 @@ class Trigger:
                 self.receive()
 
     def receive(self) -> None:
-        """Take a group from the guard, or end with the guard. Groups that are gone stay."""
-        text, files, _flags, _address = socket.recv_fds(self._channel, 1, 2)
+        """Take a group or a mark from the guard, or end with it. Groups that are gone stay."""
+        text, files, _flags, _address = socket.recv_fds(self._channel, _MESSAGE, 2)
         if not text:
             os._exit(0)
-        self._groups.append(RankGroup(*files))
+        if files:
+            self._groups.append(RankGroup(*files))
+        else:
+            self.mark = int(text)
 
     def look(self) -> float:
         """Look at the memory, and act; return the seconds until the next look."""

@@ -289,6 +289,15 @@ def test_a_turn_ends_once_its_start_holds_what_was_planned(monkeypatch):
         assert (first._waits, second._waits) == (False, waits)
 
 
+@pytest.mark.parametrize(("takes", "mark"), [(97.0, 3), (99.0, 2), (40.0, 4), (0.0, 4)])
+def test_waiting_counts_below_what_a_planned_load_leaves(monkeypatch, takes, mark):
+    left = memory_trigger.MemoryLeft(100 * GIB, False)
+    monkeypatch.setattr(MemoryReader, "read", lambda _: left)
+    guard = guard_with(2, takes=takes)
+    look(guard)
+    assert (guard.trigger.mark, guard.mark) == (mark * GIB, 4 * GIB)
+
+
 def test_a_guard_that_was_killed_while_its_rank_loads_takes_its_turn_again(
     group, monkeypatch
 ):
