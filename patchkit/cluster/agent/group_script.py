@@ -596,14 +596,17 @@ def worker_words(
     return [*worker["ssh"], " ".join(map(str, words))]
 
 
-def notify(state: str) -> None:
-    """Tell systemd the state of this unit, as sd_notify(3) says; do nothing outside of a unit."""
+def notify(state: str, *files: int) -> None:
+    """Tell systemd the state of this unit, as sd_notify(3) says; do nothing outside of a unit.
+
+    It gets open ``files`` to keep.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
         connection.connect(address)
-        connection.sendall(state.encode())
+        socket.send_fds(connection, [state.encode()], files)
 
 
 def enter_start(settings: Settings, group: str) -> None:

@@ -65,6 +65,7 @@ _LINES = 60  # of figures
 _BOOTS = 8  # of which figures are kept
 # Not in the home, which nodes may share: ranks of one cluster that wait for each other hang.
 _TURN = "/run/user"
+_KEPT = 3  # the file that systemd kept: sd_listen_fds(3)
 _TURN_LINE = re.compile(r"turn=(-?\d{1,12}),(\d{1,12})\n")
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERS = "cgroup.procs"  # of a group: its processes
@@ -116,9 +117,13 @@ class MemoryGuard:
         self._wait_ends = time.monotonic() + _LONGEST_WAIT
 
         # Starts of all users take their memory one after the other: a locked folder is the turn.
-        self._turn = os.memfd_create("turn")
-        with suppress(OSError):  # there is no systemd
-            self._turn = os.open(_TURN, os.O_RDONLY)
+        # systemd keeps it while it replaces a guard that was killed.
+        self._turn = _KEPT
+        if "LISTEN_FDS" not in os.environ:
+            self._turn = os.memfd_create("turn")
+            with suppress(OSError):  # there is no systemd
+                self._turn = os.open(_TURN, os.O_RDONLY)
+            _try(notify, "FDSTORE=1", self._turn)
         self._turn_until = math.inf  # KiB: less is left once the rank has its memory
         boot = BOOT.read_text().strip()
         # The turn of a guard that was killed.

@@ -90,6 +90,11 @@ def let_nothing_be_enough(guard):
         process.floor = process.mark = EVERYTHING * GIB
 
 
+def listener(told):
+    """Return a systemd that hears states."""
+    return lambda state, *files: files or told.append(state)
+
+
 def look(guard):
     """Let the guard look, then its trigger, which is another process elsewhere."""
     guard.look()
@@ -212,7 +217,7 @@ def test_growth_is_of_a_program_or_of_no_process(soon, now, text):
 def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, capsys):
     """systemd starts it once the guard is ready; beside a rank that runs, the guard is at once."""
     told = []
-    monkeypatch.setattr(memory_script, "notify", told.append)
+    monkeypatch.setattr(memory_script, "notify", listener(told))
 
     def tell(**settings):
         told.clear()
@@ -251,7 +256,7 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
 def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     """Both fit alone: the second waits until the first has its memory, or its guard was killed."""
     told = []
-    monkeypatch.setattr(memory_script, "notify", told.append)
+    monkeypatch.setattr(memory_script, "notify", listener(told))
     first, second, third = (
         guard_with(0.001, name=name, takes=1.0) for name in ("x", "y", "z")
     )
@@ -298,17 +303,20 @@ def test_waiting_counts_below_what_a_planned_load_leaves(monkeypatch, takes, mar
     assert (guard.trigger.mark, guard.mark) == (mark * GIB, 4 * GIB)
 
 
-def test_a_guard_that_was_killed_while_its_rank_loads_takes_its_turn_again(
+def test_a_guard_that_was_killed_while_its_rank_loads_keeps_its_turn(
     group, monkeypatch
 ):
+    """systemd keeps the open folder, and gives it to the next guard."""
     left = memory_trigger.MemoryLeft(110 * GIB, False)
     monkeypatch.setattr(MemoryReader, "read", lambda _: left)
     killed = guard_with(2, group, takes=40.0)
     killed.look()
-    os.close(killed._turn)  # as the kernel does for a process that ends
+    second = guard_with(2, name="y", takes=40.0)
+    second.look()
+    monkeypatch.setattr(memory_script, "_KEPT", killed._turn)
+    monkeypatch.setenv("LISTEN_FDS", "1")
     with rank_in(group, "sleep", "99") as rank:
         again = guard_with(2, group, takes=40.0)
-        second = guard_with(2, name="y", takes=40.0)
         for gib, waits in ((90, True), (73, False)):
             left = memory_trigger.MemoryLeft(gib * GIB, False)
             again.look()
