@@ -9,9 +9,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from operator import attrgetter
+from itertools import takewhile
+from operator import attrgetter, itemgetter
 
 from patchkit.doctor.symptoms.lines import FORMS
+from patchkit.doctor.symptoms.messages import frame_causes
 from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
@@ -25,6 +27,7 @@ from patchkit.doctor.symptoms.scan import (
 from patchkit.doctor.symptoms.server_life import Life, server_lives, unsurvived_hits
 from patchkit.doctor.symptoms.symptom import (
     Cause,
+    KernelLibrary,
     LogFact,
     Symptom,
     TextPattern,
@@ -45,6 +48,7 @@ _EXCEPTION = TextPattern(
     flags=re.MULTILINE,
 )
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
+_TRACEBACK = "traceback"  # the library whose frame begins a traceback
 _TRACEBACK_LINES = 80
 _GENERAL_WEIGHT = (
     1000  # characters by which texts of general symptoms are less specific
@@ -122,7 +126,7 @@ class ReadLog:
     """The diagnoses of a log, the first cause first.
 
     ``strange`` is the first error that no symptom describes; None if a diagnosis is a root error.
-    ``family`` are the causes of the library whose frame is the deepest before it.
+    ``family`` are the causes that its traceback shows.
     The last start of a server is judged: the server serves from the line ``serving`` on, and was
     stopped in order at the line ``stopped``; 0 means never. ``earlier`` is the first error of the
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
@@ -248,7 +252,7 @@ def _judge_start(
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
-        family=evidence.library_causes(strange) if strange else (),
+        family=evidence.strange_causes(strange) if strange else (),
         request=request,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
@@ -401,20 +405,40 @@ class _Evidence:
 
         return tuple(causes)
 
-    def library_causes(self, hit: Hit) -> tuple[Cause, ...]:
-        """Return the possible causes of the library whose frame is the deepest before a hit."""
-        deepest_causes: tuple[Cause, ...] = ()
-        deepest_line = hit.number - _TRACEBACK_LINES
-        for library in libraries():
-            causes = self.possible_causes(library.cause, hit)
-            for frame in self.log.hits_of(library.frames):
-                is_deeper = deepest_line < frame.number <= hit.number
-                is_judged = causes or not library.cause
-                if is_judged and is_deeper and frame.who == hit.who:
-                    deepest_line = frame.number
-                    deepest_causes = causes
+    def traceback_parts(self, hit: Hit) -> list[KernelLibrary]:
+        """Return the libraries whose frames are in the traceback of a hit, the deepest first."""
+        first = hit.number - _TRACEBACK_LINES
+        frames = [
+            (frame.number, library)
+            for library in libraries()
+            for frame in self.log.hits_of(library.frames)
+            if first < frame.number <= hit.number and frame.who == hit.who
+        ]
+        frames.sort(key=itemgetter(0), reverse=True)
+        parts = [library for _line, library in frames]
+        return [*takewhile(lambda part: part.id != _TRACEBACK, parts)]
 
-        return deepest_causes
+    def library_causes(
+        self,
+        parts: Iterable[KernelLibrary],
+        hit: Hit,
+    ) -> tuple[Cause, ...]:
+        """Return the possible causes of the deepest of these libraries that has some."""
+        causes = (self.possible_causes(part.cause, hit) for part in parts)
+        return next(filter(None, causes), ())
+
+    def strange_causes(self, hit: Hit) -> tuple[Cause, ...]:
+        """Return what the traceback of an error that no symptom describes says of its cause."""
+        parts = self.traceback_parts(hit)
+        part_causes = self.library_causes(parts, hit)
+        before = self.lines_before(hit)
+        causes = frame_causes(before, hit.text, self.facts, part_causes)
+        return _with_switches(causes, parts)
+
+    def lines_before(self, hit: Hit) -> str:
+        """Return the few lines before a hit, where the deepest frame of its traceback is."""
+        numbers = range(hit.number - BEFORE, hit.number)
+        return "\n".join(self.log.lines.get(number, "") for number in numbers)
 
     def _excludes(self, cause: Cause, hit: Hit) -> bool:
         """Return whether a fact, the text of the hit, or another text of the log rules it out."""
@@ -446,6 +470,19 @@ class _Evidence:
         }
 
 
+def _with_switches(
+    causes: tuple[Cause, ...],
+    parts: Iterable[KernelLibrary],
+) -> tuple[Cause, ...]:
+    """Return causes whose last cure also says which parts of a traceback can be switched off."""
+    switches = dict.fromkeys(part.off for part in parts if part.off)
+    if not (causes and switches):
+        return causes
+
+    cure = f"{causes[-1].cure}\nSwitch off, one after the other: {'; '.join(switches)}."
+    return (*causes[:-1], replace(causes[-1], cure=cure))
+
+
 # Number of a line → the weight of a symptom's most specific text in that line.
 _Weights = Mapping[int, int]
 
@@ -469,7 +506,9 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
 
         causes = evidence.possible_causes(symptom.cause, hit)
         if symptom.frames:
-            causes = evidence.library_causes(hit) or causes
+            parts = evidence.traceback_parts(hit)
+            causes = evidence.library_causes(parts, hit) or causes
+            causes = _with_switches(causes, parts)
 
         yield Diagnosis(
             symptom=symptom,
@@ -484,10 +523,8 @@ def _with_pin(
     evidence: _Evidence,
 ) -> Symptom:
     """Return a symptom with what the release of vLLM requires of the package at fault."""
-    lines = evidence.log.lines
-    numbers = range(hit.number - BEFORE, hit.number)
-    frames = "\n".join(lines.get(number, "") for number in numbers)
-    cause = pinned_cause(hit.text, frames, evidence.facts)
+    before = evidence.lines_before(hit)
+    cause = pinned_cause(hit.text, before, evidence.facts)
     if cause is None or (cause.id == NO_RELEASE and not symptom.follows):
         return symptom
 

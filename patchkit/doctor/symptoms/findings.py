@@ -8,6 +8,7 @@ from dataclasses import replace
 from patchkit.cluster.agent.unit_journal import NodeLine
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
+from patchkit.doctor.symptoms.messages import WORDS, own_advice, states_cause
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
 from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.errors import HostError
@@ -17,7 +18,7 @@ from patchkit.runtime.rules.rule import Situation, describe_condition
 _SHOWN = 300  # characters of a text in a finding
 _BEHIND = 2  # lines after an unknown error that its finding shows
 _REQUEST = "request-error"
-_REPORT = "look at the lines before it; the same command with `--save report.tar.gz` keeps them"
+_REPORT = "look at the lines before it: `patchkit logs`, or those of the file"
 
 
 def log_findings(
@@ -58,12 +59,12 @@ def _all_findings(log: ReadLog) -> list[Finding]:
             level=Level.NOTE,
             about="earlier-start",
             line=log.earlier.number,
-            what=f"{judged}: {_shorten_hit(log.earlier)}",
+            what=f"{judged}: {_shorten(log.earlier.text)}",
         )
         findings.append(earlier)
 
     if log.request:
-        failed = _shorten_hit(log.request)
+        failed = _shorten(log.request.text)
         request = Finding(
             level=Level.NOTE,
             about=_REQUEST,
@@ -121,25 +122,44 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
 
     It shows the lines of the same writer around the error, and whose frame is the deepest.
     """
-    last_line = hit.number + hit.text.count("\n") + _BEHIND
+    last_line = hit.number + hit.text.count("\n")
+    numbered = [log_line(number, text) for number, text in log.lines.items()]
+    near = [
+        line
+        for line in numbered
+        if hit.number - BEFORE <= line.number <= last_line + _BEHIND
+        and line.who == hit.who
+        and line.text.strip()
+    ]
+    shown = ["its lines:", *(line.text.strip()[:_SHOWN] for line in near)]
 
-    shown = ["its lines:"]
-    for number, text in log.lines.items():
-        if hit.number - BEFORE <= number <= last_line:
-            line = log_line(number, text)
-            if line.who == hit.who and line.text.strip():
-                shown.append(line.text.strip()[:_SHOWN])
+    # A message goes on in lines that are indented.
+    behind = [
+        line.text
+        for line in near
+        if line.number > last_line and line.text.startswith(" ")
+    ]
+    message = "\n".join([hit.text, *behind])
+
+    kinds = WORDS["kind"]
+    kind = next((cause.id for cause in log.family if cause.id in kinds), "unknown")
+    if states_cause(message):
+        kind = "own-words"
+
+    hints = [own_advice(message)[:_SHOWN], *(cause.cure for cause in log.family)]
+    hints += [f"`{cause.command}`" for cause in log.family if cause.command]
+    if not any(hints):
+        hints.append(kinds[kind].get("cure", ""))
 
     shown += [cause.cause for cause in log.family]
-    cures = [cause.cure for cause in log.family]
     return Finding(
         kind=HostError,
-        about="unknown",
+        about=kind,
         line=hit.number,
-        what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
+        what=f"{kinds[kind]['title']}: {_shorten(message)}",
         why="\n".join(shown),
-        hint="\n".join([*cures, _REPORT]),
-        sure="not decided",
+        hint="\n".join(filter(None, [*hints, _REPORT])),
+        sure=kinds[kind]["sure"],
     )
 
 
@@ -153,8 +173,8 @@ def _nothing_fatal(log: ReadLog) -> Finding:
     )
 
 
-def _shorten_hit(hit: Hit) -> str:
-    return " ".join(hit.text.split())[:_SHOWN]
+def _shorten(text: str) -> str:
+    return " ".join(text.split())[:_SHOWN]
 
 
 def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
@@ -174,15 +194,20 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
         level=Level(diagnosis.level),
         about=symptom.id,
         line=diagnosis.hit.number,
-        what=f"{title}: {_shorten_hit(diagnosis.hit)}",
+        what=f"{title}: {_shorten(diagnosis.hit.text)}",
         sure="not decided",
     )
     if not diagnosis.decided:
         return _with_candidates(finding, diagnosis)
 
     cause = diagnosis.causes[0]
+    is_vague = symptom.general or symptom.follows
 
-    cure = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
+    cure = (
+        diagnosis.filled(cause.cure),
+        diagnosis.pasted(cause.command),
+        own_advice(diagnosis.hit.text)[:_SHOWN] if is_vague else "",
+    )
     # A symptom that follows has its cause in another error: the confidence would mislead.
     if not symptom.follows:
         finding = replace(finding, sure=f"{cause.confidence}, {cause.evidence}")
@@ -251,26 +276,17 @@ def explain_failed_start(
 ) -> HostError:
     """Return the error of a failed start: the first line of all ranks that says why it failed.
 
-    The error has the cause and the cure if the log alone decides them. ``ending`` is how the
-    start ended. Raise HostError if grep does not run.
+    The error has the cause and the cure as far as the log shows them. ``ending`` is how the start
+    ended. Raise HostError if grep does not run.
     """
     log, nodes = read_journals(lines, {})
     if log.lead is None:
         return HostError(f"the model did not start: {ending}", hint="patchkit logs")
 
-    what = f"{nodes[log.lead.number - 1]}: {log.lead.text.strip()}"
-    diagnosis = log.first
-    if diagnosis is None or not diagnosis.decided or diagnosis.symptom.follows:
-        return HostError(
-            what,
-            why=f"the first error of all ranks; {ending}",
-            hint="patchkit doctor --cluster" if diagnosis else "patchkit logs",
-        )
-
-    finding = diagnosis_finding(diagnosis)
-    evidence = f"{diagnosis.causes[0].evidence}: {finding.source}"
+    first = log.first
+    finding = diagnosis_finding(first) if first else _unknown_error(log, log.lead)
     return HostError(
-        what,
-        why=f"{finding.why} ({evidence}); {ending}",
+        f"{nodes[log.lead.number - 1]}: {log.lead.text.strip()}",
+        why=f"{finding.why} ({finding.sure}); {ending}",
         hint=finding.hint.replace("\n", " "),
     )

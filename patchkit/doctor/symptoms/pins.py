@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
-from patchkit.doctor.symptoms.symptom import Cause
+from patchkit.doctor.symptoms.symptom import Cause, filled_cause
 from patchkit.frozen import Values, frozen
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, release, within
@@ -64,11 +63,7 @@ def pinned_cause(text: str, frames: str, facts: Situation) -> Cause | None:
         "installed": installed,
         "vllm": vllm,
     }
-    cause: dict[str, Any] = {
-        name: text.format_map(values)
-        for name, text in package_file().cause[judged].items()
-    }
-    return Cause(**cause)
+    return filled_cause(package_file().cause[judged], values)
 
 
 def _package_at_fault(text: str, frames: str) -> Package | None:

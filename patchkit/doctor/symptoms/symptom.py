@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Literal
 
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.presets import Broken, load_broken
 from patchkit.runtime.rules.rule import Grounded
@@ -136,6 +136,12 @@ class Cause(Grounded):
     tell: str = ""
 
 
+def filled_cause(texts: Values, values: Values) -> Cause:
+    """Return the cause of these texts, in which {names} are replaced by values."""
+    cause: Fields = {name: text.format_map(values) for name, text in texts.items()}
+    return Cause(**cause)
+
+
 @frozen
 class Symptom:
     """Something that programs print if it is wrong: its texts ``says``, and causes by likelihood.
@@ -201,11 +207,12 @@ def _with_broken(symptom: Symptom) -> Symptom:
 
 @frozen
 class KernelLibrary:
-    """A library that launches kernels: texts of its frames, and causes of errors of its kernels."""
+    """A part of the software: texts of its frames, causes of its errors, how it is switched off."""
 
     id: str
     frames: Texts
-    cause: tuple[Cause, ...]
+    cause: tuple[Cause, ...] = ()
+    off: str = ""
 
 
 @cache

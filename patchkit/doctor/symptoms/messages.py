@@ -1,0 +1,72 @@
+"""Read what an error says of itself: its cause, its advice, and the package whose code failed."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any
+
+from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
+from patchkit.doctor.symptoms.symptom import Cause, filled_cause, libraries
+from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.rule import Situation
+
+_SENTENCE_END = re.compile(r"(?<=[.;!?])\s+|\n")
+
+
+WORDS = read_toml(dict[str, Any], RECIPES / "doctor" / "messages.toml")
+"""What errors say of themselves: the head of the file describes the entries."""
+
+
+def states_cause(message: str) -> bool:
+    """Return whether a message says what is wrong."""
+    is_mute = re.search(WORDS["mute"], message)
+    return not is_mute and bool(re.search(WORDS["states"], message))
+
+
+def own_advice(message: str) -> str:
+    """Return the sentences of a message that say what to do, "" if none does."""
+    sentences = _SENTENCE_END.split(message)
+    advice = " ".join(text for text in sentences if re.search(WORDS["advises"], text))
+    return f"the message itself says: {advice}" if advice else ""
+
+
+def frame_causes(
+    lines: str,
+    message: str,
+    facts: Situation,
+    part_causes: tuple[Cause, ...],
+) -> tuple[Cause, ...]:
+    """Return what the last frame in the lines before an error says of its cause.
+
+    ``part_causes`` are the causes of the library in whose frames the error is. The code that
+    failed comes before them if Python itself found the error, and a package that no library
+    names takes their place.
+    """
+    *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
+    if frame is None:
+        return part_causes
+
+    module = frame["module"]
+    if not re.search(WORDS["mute"], message):
+        is_named = any(
+            f"/{module}/" in text for part in libraries() for text in part.frames
+        )
+        return part_causes if part_causes and is_named else (_cause("package", frame),)
+
+    if frame["function"] == "<module>":
+        return (_cause("import", frame),)
+
+    pinned = pinned_cause(f"module '{module}'", "", facts)
+    causes = (_cause("code", frame), *part_causes)
+    if pinned is None or pinned.id == NO_RELEASE:
+        return causes
+
+    return (pinned, *causes)
+
+
+def _cause(kind: str, frame: re.Match[str]) -> Cause:
+    """Return the cause of a kind, or the one that the module of the frame has."""
+    causes = WORDS["cause"]
+    texts = causes.get(frame["module"], causes[kind])
+    return filled_cause(texts, frame.groupdict(default="?"))
