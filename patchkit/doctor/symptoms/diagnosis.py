@@ -47,6 +47,8 @@ _EXCEPTION = TextPattern(
     r"(?:\([\w.]{1,200}\))?(?::\s|$)",
     flags=re.MULTILINE,
 )
+# An exception whose name ends otherwise, in a line of the level of an error.
+_RAISED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w+(?::\s|$)")
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _TRACEBACK = "traceback"  # the library whose frame begins a traceback
 _TRACEBACK_LINES = 80
@@ -298,7 +300,7 @@ def _first_strange(
 
     An error is looked for unless a root error is described. A line that only has the level of an
     error counts if no exception does, and if all errors that are described come after it and only
-    follow from others.
+    follow from others, or if it has the form of an exception.
     """
     evidence = (_known_lines(log), log, streams, lives)
     marks = log_words().marks
@@ -318,8 +320,10 @@ def _first_strange(
     first_error = min((row.hit.number for row in errors), default=sys.maxsize)
     failures = (SEVERE_LINE, *marks["failed"])
     lines, _requests = _strange_hits(failures, *evidence)
-    earlier_lines = [hit for hit in lines if hit.number < first_error]
-    return min(earlier_lines, key=_by_number, default=None), request
+    causes = [
+        hit for hit in lines if hit.number < first_error or _RAISED.match(hit.text)
+    ]
+    return min(causes, key=_by_number, default=None), request
 
 
 def _known_lines(log: Scan) -> dict[int, bool]:

@@ -375,6 +375,12 @@ NINJA = (
     ("log", "about", "hint"),
     [
         (NINJA, "own-words", "FLASHINFER_SAMPLER=0"),
+        (
+            RAISED.format("EngineCore failed to start.")
+            + RAISED.format("vllm.a.Refused: this part must be another one"),
+            "own-words",
+            "version of a driver",
+        ),
         (CUT, "own-words", "version of a driver"),
         (
             f"{ARGS}torch.AcceleratorError: {STALE}\n",
