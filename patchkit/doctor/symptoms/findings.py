@@ -15,7 +15,7 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level, worst
 from patchkit.runtime.rules.rule import Situation, describe_condition
 
-_SHOWN = 300  # characters of a text in a finding
+_SHOWN = 500  # characters of a text in a finding
 _BEHIND = 2  # lines after an unknown error that its finding shows
 _REQUEST = "request-error"
 _REPORT = "look at the lines before it: `patchkit logs`, or those of the file"
