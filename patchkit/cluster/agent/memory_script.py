@@ -120,9 +120,7 @@ class MemoryGuard:
         # systemd keeps it while it replaces a guard that was killed.
         self._turn = _KEPT
         if "LISTEN_FDS" not in os.environ:
-            self._turn = os.memfd_create("turn")
-            with suppress(OSError):  # there is no systemd
-                self._turn = os.open(_TURN, os.O_RDONLY)
+            self._turn = os.open(_TURN, os.O_RDONLY)
             _try(notify, "FDSTORE=1", self._turn)
         self._turn_until = math.inf  # KiB: less is left once the rank has its memory
         boot = BOOT.read_text().strip()

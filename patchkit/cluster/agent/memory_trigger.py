@@ -135,11 +135,7 @@ class Trigger:
 
     def run(self) -> NoReturn:
         """Look at the memory, and act, as long as the guard lives."""
-        if trouble := lock_memory():
-            # At once, and in one piece: this process ends without cleaning up.
-            os.write(
-                1, f"not all of the guard's memory is locked: {trouble}\n".encode()
-            )
+        lock_memory()
         gc.disable()
 
         calls = select.poll()
@@ -194,20 +190,19 @@ def start_trigger(floor: float, mark: float) -> socket.socket:
     return near
 
 
-def lock_memory() -> str:
-    """Lock the memory of this process; return how much of it could be locked, "" for all.
+def lock_memory() -> None:
+    """Lock the memory of this process, or say that not all of it could be locked.
 
     Where the user may not lock all of it, code comes first: without swap nothing else is taken.
     """
     library = ctypes.CDLL(None)
     if library.mlockall(_LOCK_ALL) == 0:
-        return ""
+        return
 
-    total = 0
     rows = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     for row in sorted(rows, key=lambda row: " r-xp " not in row):
         begin, end = (int(part, 16) for part in row.split()[0].split("-"))
-        words = (ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
-        if " ---p " not in row and library.mlock(*words) == 0:
-            total += end - begin
-    return f"{total >> 20} MiB of it, by LimitMEMLOCK"
+        if " ---p " not in row:
+            library.mlock(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+    # Past the buffer of Python, which ends with the process.
+    os.write(1, b"not all of the guard's memory is locked, by LimitMEMLOCK\n")
