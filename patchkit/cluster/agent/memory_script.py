@@ -50,6 +50,7 @@ from patchkit.cluster.agent.memory_record import (
 )
 from patchkit.cluster.agent.memory_trigger import (
     GIB,
+    MEMBERS,
     MemoryLeft,
     MemoryReader,
     start_trigger,
@@ -68,7 +69,6 @@ _TURN = "/run/user"
 _KEPT = 3  # the file that systemd kept: sd_listen_fds(3)
 _TURN_LINE = re.compile(r"turn=(-?\d{1,12}),(\d{1,12})\n")
 _GROUPS = Path("/sys/fs/cgroup")
-_MEMBERS = "cgroup.procs"  # of a group: its processes
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
 _TRIES = 10  # to read the mark of a new group
 _LONGEST_WAIT = 600.0  # seconds until a rank starts though memory is missing
@@ -266,30 +266,21 @@ class MemoryGuard:
             time.sleep(_SECOND)
 
     def _find_groups(self) -> None:
-        """Hand the groups of the rank that are new to the trigger."""
+        """Tell the trigger the groups of the rank that are new."""
         for path in self._paths.copy():
             with suppress(OSError):  # it is gone, or not there yet
                 inode = path.stat().st_ino
                 if self._inodes.get(path) != inode:
-                    self._hand_over(path)
                     self._inodes[path] = inode
-
-    def _hand_over(self, path: Path) -> None:
-        """Open a group for the trigger. Raises OSError."""
-        files = [os.open(path / _MEMBERS, os.O_RDONLY)]
-        with suppress(OSError):  # it is root's, or Linux is older than 5.14
-            files.append(os.open(path / "cgroup.kill", os.O_WRONLY))
-        _try(socket.send_fds, self._trigger, [b"g"], files)
-        for file in files:
-            os.close(file)
+                    self._trigger.send(bytes(path))
 
     def _has_members(self) -> bool:
         """Return whether the rank has processes."""
-        members = []
+        members = b""
         for path in self._inodes:
             with suppress(OSError):
-                members.append((path / _MEMBERS).read_bytes())
-        return any(members)
+                members += (path / MEMBERS).read_bytes()
+        return bool(members)
 
     def _keep_stop(self, memory: MemoryLeft) -> None:
         """Write why the trigger ended the rank, with ``memory`` left."""

@@ -1,8 +1,8 @@
 """End this node's rank as soon as less memory is left than the floor: the guard's own process.
 
-The guard forks it and hands it the rank's control groups, opened beforehand. It has its memory
-locked, and at each look it reads two open files into the same bytes: whoever opens a file, starts
-a program or looks at a process may have to wait until the kernel finds memory for that.
+The guard forks it and tells it the rank's control groups, which it opens as soon as they are there.
+It has its memory locked, and at each look it reads two open files into the same bytes: whoever
+opens a file, starts a program or looks at a process may wait until the kernel finds memory for it.
 
 This file is copied to the nodes, beside group.py.
 """
@@ -38,7 +38,8 @@ _WAITED = re.compile(rb"full .*total=(\d+)")
 _STALL_SHARE = 0.2
 _LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
 _PRESSURE = "/proc/pressure/memory"
-_MESSAGE = 64  # bytes of one at most
+MEMBERS = "cgroup.procs"
+"""The file of a control group that lists its processes."""
 
 
 class MemoryLeft(NamedTuple):
@@ -102,7 +103,7 @@ class RankGroup:
     """
 
     members: int
-    kill: int = -1
+    kill: int
     ended: bool | None = field(default=None, init=False)
 
     def read_members(self) -> list[int]:
@@ -121,6 +122,15 @@ class RankGroup:
             with suppress(OSError):  # it ended, or belongs to another user
                 os.kill(member, signal.SIGKILL)
         return False
+
+
+def open_group(path: Path) -> RankGroup:
+    """Open the files of a control group. Raises OSError."""
+    members = os.open(path / MEMBERS, os.O_RDONLY)
+    kill = -1
+    with suppress(OSError):  # it is root's, or Linux is older than 5.14
+        kill = os.open(path / "cgroup.kill", os.O_WRONLY)
+    return RankGroup(members, kill)
 
 
 class Trigger:
@@ -147,13 +157,15 @@ class Trigger:
 
     def receive(self) -> None:
         """Take a group or a mark from the guard, or end with it. Groups that are gone stay."""
-        text, files, _flags, _address = socket.recv_fds(self._channel, _MESSAGE, 2)
+        text = os.fsdecode(self._channel.recv(mmap.PAGESIZE))
         if not text:
             os._exit(0)
-        if files:
-            self._groups.append(RankGroup(*files))
-        else:
+
+        if text.isdecimal():
             self.mark = int(text)
+            return
+        with suppress(OSError):  # it is gone
+            self._groups.append(open_group(Path(text)))
 
     def look(self) -> float:
         """Look at the memory, and act; return the seconds until the next look."""
