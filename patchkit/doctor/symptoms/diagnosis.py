@@ -504,13 +504,16 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
         if any(_hides(rival, symptom, weights) for rival in present):
             continue
 
-        hit = min(log.hits_of(symptom.says), key=_by_number)
+        hits = sorted(log.hits_of(symptom.says), key=_by_number)
+        hit = hits[0]
         if symptom.pinned:
             symptom = _with_pin(symptom, hit, evidence)
 
         causes = evidence.possible_causes(symptom.cause, hit)
         if symptom.frames:
-            parts = evidence.traceback_parts(hit)
+            # The GPU may print its reason before the traceback that says the same.
+            traced = (evidence.traceback_parts(hit) for hit in hits)
+            parts = next(filter(None, traced), [])
             causes = evidence.library_causes(parts, hit) or causes
             causes = _with_switches(causes, parts)
 

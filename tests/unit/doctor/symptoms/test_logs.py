@@ -286,7 +286,7 @@ def test_the_part_of_the_deepest_frame_is_named(frames, error, about, part):
 BANNER = (
     "(APIServer pid=1) INFO 11-22 10:00:00 [a.py:1] vLLM API server version 0.25.1\n"
 )
-PACKAGES = "/opt/lib/python3.11/site-packages"
+PACKAGES = "/opt/vllm/lib/python3.11/site-packages"
 FLASHINFER = "flashinfer/jit/core.py"
 CAUSED = "ValueError: the shard is not aligned. This can be caused by too many shards."
 FUSED = "vllm/compilation/passes/fusion/allreduce_rms_fusion.py"
@@ -314,6 +314,13 @@ ALIGNED = "the message itself says: This can be caused by too many shards."
             "package-code",
             "requires flashinfer-python==0.6.13",
             "FLASHINFER_SAMPLER=0",
+        ),
+        (
+            ["sglang/srt/a.py"],
+            "NameError: name 'deep_gemm' is not defined",
+            "sglang-code",
+            "SGLang's own code (sglang/srt/a.py, in f)",
+            "VLLM_USE_DEEP_GEMM=0",
         ),
         (
             ["vllm/v1/core/sched/a.py"],
