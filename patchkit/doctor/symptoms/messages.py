@@ -40,7 +40,7 @@ def frame_causes(
     """Return what the last frame in the lines before an error says of its cause.
 
     ``part_causes`` are the causes of the library in whose frames the error is. The code that
-    failed comes before them if Python itself found the error, and a package that no library
+    failed comes behind them if Python itself found the error, and a package that no library
     names takes their place.
     """
     *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
@@ -58,11 +58,11 @@ def frame_causes(
         return (_cause("import", frame),)
 
     pinned = pinned_cause(f"module '{module}'", "", facts)
-    causes = (_cause("code", frame), *part_causes)
+    causes = (*part_causes, _cause("code", frame))
     if pinned is None or pinned.id == NO_RELEASE:
         return causes
 
-    return (pinned, *causes)
+    return (*causes, pinned)
 
 
 def _cause(kind: str, frame: re.Match[str]) -> Cause:
