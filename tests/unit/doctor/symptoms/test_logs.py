@@ -6,7 +6,12 @@ import pytest
 
 from patchkit.cluster.agent.unit_journal import JournalLine
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.findings import is_answer, log_findings, read_journals
+from patchkit.doctor.symptoms.findings import (
+    explain_failed_start,
+    is_answer,
+    log_findings,
+    read_journals,
+)
 from patchkit.doctor.symptoms.lines import text_chunks
 from patchkit.errors import SourceError
 from patchkit.finding import Level, worst
@@ -78,6 +83,9 @@ def test_notes_that_answer_a_question_are_told(name, answers):
     assert [each.about for each in found if is_answer(each)] == answers
 
 
+STALE = "CUDA error: an illegal memory access was encountered"
+CAUSED = "ValueError: the shard is not aligned. This can be caused by too many shards."
+ALIGNED = "the message itself says: This can be caused by too many shards."
 FAILED_LINES = (LOGS / "failed-lines.txt").read_text().splitlines()
 
 
@@ -236,6 +244,26 @@ def test_first_error(head, worker, expected):
     assert lead == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        (CAUSED, "(the program's own words); it ended", ALIGNED),
+        (
+            f"torch.AcceleratorError: {STALE}",
+            "Some kernel is wrong for this shape",
+            "no --speculative-config",
+        ),
+    ],
+)
+def test_a_failed_start_tells_what_the_log_shows(text, why, hint):
+    error = explain_failed_start(
+        iter(lines("spark-1", "INFO loading", text)), "it ended"
+    )
+    assert error.what == f"spark-1: {text}"
+    assert why in error.why
+    assert hint in error.hint
+
+
 def test_the_cause_and_the_node_of_a_known_error():
     worker = (
         "INFO loading",
@@ -252,7 +280,6 @@ FRAME = (
     '(EngineCore pid=9) ERROR 11-22 10:00:00 [a.py:1]   File "/v/{}", line 9, in f\n'
 )
 RAISED = "(EngineCore pid=9) ERROR 11-22 10:00:00 [a.py:1] {}\n"
-STALE = "CUDA error: an illegal memory access was encountered"
 
 
 @pytest.mark.parametrize(
@@ -288,12 +315,10 @@ BANNER = (
 )
 PACKAGES = "/opt/vllm/lib/python3.11/site-packages"
 FLASHINFER = "flashinfer/jit/core.py"
-CAUSED = "ValueError: the shard is not aligned. This can be caused by too many shards."
 FUSED = "vllm/compilation/passes/fusion/allreduce_rms_fusion.py"
 COMM = "flashinfer/comm/allreduce.py"
 NO_INT = "AttributeError: 'int' object has no attribute 'isdigit'"
 MANY = "InternalError: Check failed: n > 64 (5 vs. 64) : Decode must go through another call"
-ALIGNED = "the message itself says: This can be caused by too many shards."
 
 
 @pytest.mark.parametrize(
@@ -369,6 +394,9 @@ def test_a_package_that_cannot_be_imported_names_its_python():
 
 
 CUT = "ERROR: This container was built for driver 590 or later, but\n    580 was detected.\n"
+SRC = "/a/Indexing.cu:1515: block: [1,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+DRAFTS = FRAME.format("vllm/v1/spec_decode/eagle.py")
+ASSERTED = "torch.AcceleratorError: CUDA error: device-side assert triggered"
 ARGS = "INFO 11-22 10:00:00 [a.py:1] args: {'speculative_config': {'method': 'mtp'}}\n"
 
 
@@ -387,6 +415,11 @@ NINJA = (
             + RAISED.format("vllm.a.Refused: this part must be another one"),
             "own-words",
             "version of a driver",
+        ),
+        (
+            SRC + DRAFTS + RAISED.format(ASSERTED),
+            "device-assert",
+            "leave --speculative-config out",
         ),
         (CUT, "own-words", "version of a driver"),
         (
