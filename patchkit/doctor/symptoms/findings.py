@@ -50,28 +50,27 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         findings.append(finding)
 
     if consequences:
-        findings[0] = _with_consequences(findings[0], consequences)
+        ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
+        plural = "s" if len(consequences) > 1 else ""
+        count = f"{len(consequences)} consequence{plural}: {ids}; -v"
+        why = f"{findings[0].why}\n{count}".lstrip()
+        findings[0] = replace(findings[0], why=why)
 
     is_well = not worst(findings, Level.ERROR, Level.WARNING)
-    if log.earlier:
-        judged = f"an earlier start failed, the last of {log.begun} is judged"
-        earlier = Finding(
-            level=Level.NOTE,
-            about="earlier-start",
-            line=log.earlier.number,
-            what=f"{judged}: {_shorten(log.earlier.text)}",
-        )
-        findings.append(earlier)
-
-    if log.request:
-        failed = _shorten(log.request.text)
-        request = Finding(
-            level=Level.NOTE,
-            about=_REQUEST,
-            line=log.request.number,
-            what=f"a request failed, and the server goes on: {failed}",
-        )
-        findings.append(request)
+    judged = f"an earlier start failed, the last of {log.begun} is judged"
+    notes = {
+        "earlier-start": (log.earlier, judged),
+        _REQUEST: (log.request, "a request failed, and the server goes on"),
+    }
+    for about, (hit, text) in notes.items():
+        if hit:
+            note = Finding(
+                level=Level.NOTE,
+                about=about,
+                line=hit.number,
+                what=f"{text}: {_shorten(hit.text)}",
+            )
+            findings.append(note)
 
     if log.unread:
         unread = Finding(
@@ -104,17 +103,6 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
         return consequences[1:]
 
     return consequences
-
-
-def _with_consequences(
-    cause: Finding,
-    consequences: Sequence[Diagnosis],
-) -> Finding:
-    ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
-
-    plural = "s" if len(consequences) > 1 else ""
-    count = f"{len(consequences)} consequence{plural}"
-    return replace(cause, why=f"{cause.why}\n{count}: {ids}; -v".lstrip())
 
 
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
