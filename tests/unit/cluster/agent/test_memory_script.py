@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,59 @@ def test_a_rank_is_ended_below_the_floor_and_never_above_it(
         stat.S_IMODE(mode),
         record_path("x", "json").parent.stat().st_mode & 0o77,
     ) == (0o600, 0)
+
+
+GUARD = """
+import json, sys
+from pathlib import Path
+from patchkit.cluster.agent import memory_script
+
+groups, turn, settings = sys.argv[1:]
+memory_script._GROUPS = Path(groups)
+memory_script._TURN = turn
+memory_script.guard(json.loads(settings))
+"""
+
+
+@contextmanager
+def running_guard(group, home, floor):
+    """Run a guard in a group beside the rank's, as systemd does."""
+    own = group.with_name(f"{group.name}-guard")
+    own.mkdir()
+    settings = {"name": "x", "unit": group.name, "id": "abc", "floor": floor}
+    settings |= {"memory": {"takes": 0.0, "free": 0.0}}
+    words = (GUARD, str(group.parent), str(home), json.dumps(settings))
+    script = f'echo $$ > {own}/cgroup.procs; exec "$0" -c "$@"'
+    with subprocess.Popen(
+        ["sh", "-c", script, sys.executable, *words], stdout=subprocess.PIPE, text=True
+    ) as guard:
+        try:
+            yield guard
+        finally:
+            guard.terminate()
+    own.rmdir()
+
+
+def test_the_process_that_ends_a_rank_is_the_guards_child(home, group):
+    with rank_in(group, "sleep", "99") as rank:
+        with running_guard(group, home, 0.001) as guard:
+            children = Path(f"/proc/{guard.pid}/task/{guard.pid}/children")
+            wait_until(lambda: record_path("x", BOOT.read_text().strip()).exists())
+            os.kill(int(children.read_text()), 9)
+            text, _errors = guard.communicate(timeout=20)
+            assert text.endswith("error: the process that ends the rank is gone\n")
+            assert (guard.returncode, rank.poll()) == (1, None)
+
+        with running_guard(group, home, EVERYTHING / 4):
+            assert rank.wait(20) == -9
+            wait_until(lambda: read_stop("x", "abc"))
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 20
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert holds()
 
 
 def without(open_file, name):
