@@ -27,8 +27,9 @@ OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_i
 # Takes the lock of the cluster and keeps it.
 HOLDS = """\
 import time
+from pathlib import Path
 from patchkit.cluster.launch.cluster import read_cluster_file
-with read_cluster_file().alone():
+with read_cluster_file(Path("cluster.toml")).alone():
     print("held", flush=True)
     time.sleep(1000)
 """

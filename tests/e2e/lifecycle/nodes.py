@@ -194,10 +194,16 @@ class SystemdNode:
         return Path(f"/proc/{self.init}/root{path}")
 
     def fill(self) -> None:
-        """Leave no byte free in the user's home."""
-        self.user("sh", "-c", f"cat /dev/zero > {FILLER}; true", seconds=60)
+        """Leave no byte free in the user's home, also where something is deleted meanwhile."""
+        again = f"while :; do cat /dev/zero >> {FILLER}; done"
+        self.user(
+            "systemd-run", "--user", "--quiet", "--unit=filler", "sh", "-c", again
+        )
+        is_full = f"! printf . 2> /dev/null >> {FILLER}"
+        self._until(lambda: not self.user("sh", "-c", is_full).trouble, "is not full")
 
     def unfill(self) -> None:
+        self.user("systemctl", "--user", "stop", "filler")
         self.user("rm", "-f", FILLER)
 
     def refuse_ssh(self) -> None:
