@@ -430,35 +430,31 @@ def try_all_reduce(settings: Answer) -> Answer:
 
 
 def try_decode(settings: Answer) -> Answer:
-    """Measure what limits a decoding step: the memory, and the kernels of a layer in a CUDA graph.
+    """Measure what limits a decoding step: the memory, and a short kernel in a CUDA graph.
 
-    Settings are the bytes of weights ``layer_bytes`` of a layer, the width ``hidden``, the
-    ``tokens`` of a step, and how many products (``matrices``) and other kernels (``small``) a layer
-    has. The weights are zeros in BF16, whatever the model's are.
+    The bandwidth is that of a copy or that of a product with one vector, whichever is more.
+    Settings are the width ``hidden``, the ``tokens`` of a step, and the number of short kernels in
+    a row, ``streak``.
     """
     torch = _require_gpu()
     hidden = settings["hidden"]
-    size = min(max(settings["layer_bytes"], _BUFFER >> 8), _BUFFER)
-    layers = _BUFFER // size
-    products = layers * settings["matrices"]
-    rows = _BUFFER // (2 * hidden * products)
+    streak = settings["streak"]
 
     kind = {"device": "cuda", "dtype": torch.bfloat16}
-    weights = torch.zeros(products, rows, hidden, **kind)
+    weights = torch.zeros(_BUFFER // (2 * hidden), hidden, **kind)
     tokens = torch.zeros(settings["tokens"], hidden, **kind)
-
-    kernels = [partial(torch.matmul, tokens, weight.t()) for weight in weights]
-    kernels += [partial(tokens.mul_, 1.0)] * (layers * settings["small"])
 
     copy = partial(weights.clone().copy_, weights)
     copied = 2 * weights.nbytes / _time_graph(torch, [copy])
-    seconds = _time_graph(torch, kernels)
-    rate = max(copied, weights.nbytes / seconds)
-    beyond = (seconds - weights.nbytes / rate) / layers
+    product = partial(torch.matmul, tokens[:1], weights.t())
+    read = weights.nbytes / _time_graph(torch, [product])
+
+    kernels = [partial(tokens.mul_, 1.0)] * streak
+    seconds = _time_graph(torch, kernels) / streak
     return {
         "figures": {
-            "gigabytes_per_second": round(rate / 1e9, 1),
-            "kernel_milliseconds": round(beyond * 1000, 5),
+            "gigabytes_per_second": round(max(copied, read) / 1e9, 1),
+            "kernel_milliseconds": round(seconds * 1000, 6),
         }
     }
 

@@ -183,6 +183,8 @@ def _rates(moved: Fields, means: Fields, process: ServerProcess) -> Fields:
     # A process that ended meanwhile has no delay.
     delays = {name: moved.get(name, 0.0) / seconds for name in process.engines.values()}
     most = max(delays, key=delays.__getitem__)
+    # A delay is no idle time where it is known: the GPU may still work on the former step.
+    busy = means.get("busy", 100 * (1 - delays[most]))
     return {
         "step_ms": seconds / moved["steps"] * 1000,
         "tokens": moved["generated"] / moved["steps"],
@@ -191,8 +193,7 @@ def _rates(moved: Fields, means: Fields, process: ServerProcess) -> Fields:
         "drafted": drafted / moved["drafts"] if drafted else 0.0,
         "process": most,
         "delay": delays[most],
-        # A GPU that waits for a delayed engine is idle: the delay is a part of that time.
-        "host": max(1 - means.get("busy", 100) / 100, delays[most]),
+        "host": 1 - busy / 100,
     }
 
 
@@ -214,7 +215,7 @@ def _graph_facts(measured: Fields) -> Fields:
 def _measure_memory(
     python: str, process: ServerProcess, measured: Fields, planned: Sequence[float]
 ) -> Fields:
-    """Measure bandwidth and kernels beside the idle server.
+    """Measure bandwidth and a short kernel beside the idle server.
 
     ``planned`` are the bytes of weights and cache, and the device's bytes per second, 0 if unknown.
     """
@@ -222,7 +223,6 @@ def _measure_memory(
     settings = {
         **_LOAD["decode"],
         "hidden": measured["hidden"],
-        "layer_bytes": int(weights / (measured["layers"] or 1)),
         "tokens": measured["batch"],
     }
     step = run_step(python, settings, process.variables)
@@ -232,6 +232,7 @@ def _measure_memory(
         "read_gb": (weights + planned[1] * measured["kv-usage"]) / 1e9 or None,
         "bandwidth": bandwidth or None,
         "ms_per_gb": 1000 / bandwidth if bandwidth else None,
+        "layer_kernels": settings["layer_kernels"],
         "kernel_ms": step.figures.get("kernel_milliseconds"),
         "gpu": step.reason or "measured",
     }

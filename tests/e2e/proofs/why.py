@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 STAND_IN = ROOT / "tests" / "support" / "decoding_server.py"
-START_SECONDS = 110
+START_SECONDS = 150
 RUN_SECONDS = 90
 PORT = 8350
 SIZES = "1 2 4 8 16 32"
@@ -167,7 +167,12 @@ class Lane:
         return time.monotonic() + seconds < self.end
 
 
-def write_model(folder: Path, more: dict[str, Any], is_real: bool) -> Path:
+def model_folder(lane: Lane, group: Group) -> Path:
+    """Return the folder of a group's model."""
+    return lane.folder / "models" / group.name.replace(" ", "-")
+
+
+def write_model(folder: Path, more: dict[str, Any], is_real: bool) -> None:
     """Write a model without weights, with a tokenizer that knows a word for each token."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**CONFIG, **more}
@@ -188,7 +193,6 @@ def write_model(folder: Path, more: dict[str, Any], is_real: bool) -> Path:
             tokenizer_object=tokenizer, bos_token="t0", eos_token="t1", unk_token="t2"
         )
         fast.save_pretrained(folder)
-    return folder
 
 
 def server_words(lane: Lane, group: Group, model: Path, port: int) -> list[str]:
@@ -206,11 +210,7 @@ def server_words(lane: Lane, group: Group, model: Path, port: int) -> list[str]:
 def served(lane: Lane, group: Group, slot: int) -> Iterator[tuple[str, Path]]:
     """Serve the model of a group on the GPU ``slot``, or on all; yield its URL and its log."""
     port = PORT + 10 * slot + GROUPS.index(group)
-    model = write_model(
-        lane.folder / "models" / group.name.replace(" ", "-"),
-        group.config,
-        lane.gpus > 0,
-    )
+    model = model_folder(lane, group)
     devices = range(group.ranks) if group.ranks > 1 else [slot]
     env = {**os.environ, **VARIABLES, **group.variables}
     env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
@@ -389,6 +389,10 @@ def main() -> None:
         if (not given.groups or group.name in given.groups)
         and (lane.gpus >= group.ranks or group.on_cpu)
     ]
+
+    # Before the threads: transformers fails if two of them import it at once.
+    for group in chosen:
+        write_model(model_folder(lane, group), group.config, lane.gpus > 0)
 
     alone = [group for group in chosen if group.ranks == 1]
     slots = min(max(lane.gpus, 1), 2)
