@@ -1,13 +1,14 @@
 """Damage the model inside a running vLLM, and mend it: what `--worker-extension-cls` adds.
 
 A fault is made in the memory of the worker, so that one start serves many of them. ``seed`` chooses
-layer, experts and size.
+layer, experts and size. A dense model's layers take the place of experts.
 """
 
 from __future__ import annotations
 
 import importlib
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,9 @@ ON_GPU = Attention(
 )
 
 
+EXPERTS = re.compile(r"\.w13_|\.w2_|\.mlp\.(gate_up|down)_proj\.weight$")
+
+
 def in_fp4(values: torch.Tensor) -> torch.Tensor:
     """Return numbers as NVFP4 holds them: 4 bits, and a scale for each block of 16."""
     steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=values.device)
@@ -47,6 +51,11 @@ def in_fp4(values: torch.Tensor) -> torch.Tensor:
     nearest = ((blocks / scale).abs()[..., None] - steps).abs().argmin(-1)
     made = steps[nearest] * blocks.sign() * scale
     return made.reshape(values.shape).to(values.dtype)
+
+
+def feed_forward(layer: Any) -> Any:
+    """Return the part of a layer that follows its attention."""
+    return getattr(layer, "block_sparse_moe", None) or layer.mlp
 
 
 class Faults:
@@ -76,32 +85,45 @@ class Faults:
         return tensor.data
 
     def _experts(
-        self, model: Any, dice: random.Random
-    ) -> tuple[str, list[torch.Tensor]]:
+        self, model: Any, dice: random.Random, count: int = 1
+    ) -> tuple[str, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Return some experts of a layer, or of a dense model some layers, each in two parts."""
         names = dict(model.named_parameters())
         layers = sorted(
             {name.partition(".w13_weight")[0] for name in names if "w13_weight" in name}
         )
-        layer = dice.choice(layers)
-        return layer, [
-            self._keep(names[f"{layer}.{part}_weight"]) for part in ("w13", "w2")
+        if layers:
+            layer = dice.choice(layers)
+            up = self._keep(names[f"{layer}.w13_weight"])
+            down = self._keep(names[f"{layer}.w2_weight"])
+            numbers = dice.sample(range(len(up)), count)
+            return f"{layer}: {numbers}", [(up[one], down[one]) for one in numbers]
+
+        numbers = dice.sample(range(len(model.model.layers)), count)
+        blocks = [f"model.layers.{one}.mlp" for one in numbers]
+        return f"model.layers: {numbers}", [
+            (
+                self._keep(names[f"{block}.gate_up_proj.weight"]),
+                self._keep(names[f"{block}.down_proj.weight"]),
+            )
+            for block in blocks
         ]
 
     def _scale(self, model: Any, dice: random.Random) -> str:
         """One expert has a wrong scale."""
-        layer, (_up, down) = self._experts(model, dice)
-        expert = dice.randrange(len(down))
+        place, [(_up, down)] = self._experts(model, dice)
         factor = dice.choice([0.125, 0.25, 4.0, 8.0, 16.0])
-        down[expert] *= factor
-        return f"{layer}, expert {expert}: times {factor}"
+        down *= factor
+        return f"{place}: times {factor}"
 
     def _swap(self, model: Any, dice: random.Random) -> str:
         """Two experts are swapped, and the router does not know it."""
-        layer, weights = self._experts(model, dice)
-        one, two = dice.sample(range(len(weights[0])), 2)
-        for weight in weights:
-            weight[[one, two]] = weight[[two, one]]
-        return f"{layer}: {one} and {two}"
+        place, [first, second] = self._experts(model, dice, 2)
+        for one, two in zip(first, second, strict=True):
+            copy = one.clone()
+            one.copy_(two)
+            two.copy_(copy)
+        return f"{place} swapped"
 
     def _noise(self, model: Any, dice: random.Random) -> str:
         """All experts are as FP4 read with the scales of other blocks of 16."""
@@ -139,7 +161,8 @@ class Faults:
             return given, {**named, "hidden_states": in_fp4(named["hidden_states"])}
 
         for layer in model.model.layers:
-            experts = layer.block_sparse_moe.experts
+            block = feed_forward(layer)
+            experts = getattr(block, "experts", block)
             handle = experts.register_forward_pre_hook(round_input, with_kwargs=True)
             self.undo.append(handle.remove)
         return "inputs of all experts in NVFP4"
@@ -147,9 +170,7 @@ class Faults:
     def _all_experts(self, model: Any) -> list[torch.Tensor]:
         parameters = model.named_parameters()
         return [
-            self._keep(weight)
-            for name, weight in parameters
-            if ".w13_" in name or ".w2_" in name
+            self._keep(weight) for name, weight in parameters if EXPERTS.search(name)
         ]
 
     def _rope(self, model: Any, dice: random.Random) -> str:
@@ -175,7 +196,7 @@ class Faults:
         """A layer adds nothing."""
         layers = model.model.layers
         number = dice.randrange(len(layers))
-        for part in (layers[number].self_attn, layers[number].block_sparse_moe):
+        for part in (layers[number].self_attn, feed_forward(layers[number])):
             handle = part.register_forward_hook(lambda _module, _given, made: made * 0)
             self.undo.append(handle.remove)
         return f"layer {number}"
@@ -202,6 +223,6 @@ class Faults:
 
     def _nan(self, model: Any, dice: random.Random) -> str:
         """A kernel computes no number."""
-        layer, (_up, down) = self._experts(model, dice)
+        place, [(_up, down)] = self._experts(model, dice)
         down[:] = float("nan")
-        return layer
+        return place

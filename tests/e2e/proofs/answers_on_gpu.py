@@ -2,7 +2,8 @@
 
     export PYTHONPATH=.:tests
     python -m e2e.proofs.answers_on_gpu train FOLDER [--texts FILE] [--seconds N]
-    python -m e2e.proofs.answers_on_gpu prove FOLDER [--runs N] [--slots N] [--seconds N]
+    python -m e2e.proofs.answers_on_gpu prove FOLDER [--model MODEL] [--runs N] [--slots N]
+        [--seconds N]
     python -m e2e.proofs.answers_on_gpu judge FOLDER [--write]
 
 For a machine with one or more GPUs, vLLM and torch; CI has none and does not run it. Questions,
@@ -13,8 +14,9 @@ the other. Here several servers share each GPU, and two ranks need two GPUs.
 this machine, or FILE: what ``tiny_model.read_texts`` returned on another one, as JSON in xz.
 ``prove`` writes FOLDER/healthy.json and kept.jsonl (the answers), answers.tsv (a line for each run,
 as in tests/data/answers/gpu.tsv) and a log for each server; it prints the table of docs/doctor.md,
-and ends with 1 if a healthy start was accused. ``judge`` judges kept answers again, for example
-with other bounds, on any machine; ``--write`` also writes gpu.tsv and the page's table.
+and ends with 1 if a healthy start was accused; ``--model`` takes the folder of real_model.py in the
+place of FOLDER/model. ``judge`` judges kept answers again, for example with other bounds, on any
+machine; ``--write`` also writes gpu.tsv and the page's table.
 """
 
 from __future__ import annotations
@@ -69,15 +71,16 @@ LIMITS = (
     str(1 << 30),
 )
 EAGER = ("--enforce-eager",)
+WHOLE = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192")
 EXPERTS = ("--moe-backend", "triton")
 FLASH = ("--attention-backend", "FLASH_ATTN")
 TRITON = ("--attention-backend", "TRITON_ATTN")
-BF16 = ("--dtype", "bfloat16", *proof.GOOD_PARSER)
-FP16 = ("--dtype", "float16", *EXPERTS, *proof.GOOD_PARSER)
-FP32 = ("--dtype", "float32", *EXPERTS, *proof.GOOD_PARSER)
-GRAPHS = (*BF16, *EXPERTS, *FLASH)
+FLASHINFER = ("--attention-backend", "FLASHINFER")
+BF16 = ("--dtype", "bfloat16")
+FP16 = ("--dtype", "float16")
+FP32 = ("--dtype", "float32")
+GRAPHS = (*BF16, *FLASH)
 BASE = (*GRAPHS, *EAGER)
-WRONG_PARSER = (*proof.PARSER, "pythonic", "--dtype", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -100,24 +103,29 @@ STARTS = (
     Start("second", BASE, ("rope", "zero", "noise")),
     Start("third", BASE, ("stale", "nan", *proof.FORMATS)),
     Start("template", (*BASE, *proof.WRONG_TEMPLATE), ("template",)),
-    Start("parser", (*WRONG_PARSER, *EXPERTS, *FLASH, *EAGER), ("parser",)),
+    Start("parser", (*BASE, *proof.PARSER, "pythonic"), ("parser",)),
     Start("float16, eager", (*FP16, *FLASH, *EAGER)),
-    Start("bfloat16, Triton attention, eager", (*BF16, *EXPERTS, *TRITON, *EAGER)),
+    Start("bfloat16, Triton attention, eager", (*BF16, *TRITON, *EAGER)),
     Start("bfloat16, two ranks, eager", BASE, ranks=2),
     Start("bfloat16, graphs", GRAPHS),
     Start("float32, Triton attention, eager", (*FP32, *TRITON, *EAGER)),
     # FP8 has kernels of its own for experts.
     Start(
         "FP8 weights on the fly, eager",
-        (*BF16, *FLASH, *EAGER, "--quantization", "fp8"),
+        (*BASE, "--quantization", "fp8", "--moe-backend", "auto"),
     ),
     Start("float16, graphs", (*FP16, *FLASH)),
     Start("FP8 KV cache, eager", (*BASE, "--kv-cache-dtype", "fp8")),
-    Start("bfloat16, Triton attention, graphs", (*BF16, *EXPERTS, *TRITON)),
+    Start("bfloat16, Triton attention, graphs", (*BF16, *TRITON)),
     Start("float16, Triton attention, eager", (*FP16, *TRITON, *EAGER)),
     Start("no prefix cache, eager", (*BASE, "--no-enable-prefix-caching")),
     Start("blocks of 64, eager", (*BASE, "--block-size", "64")),
     Start("chunks of 128, eager", (*BASE, "--max-num-batched-tokens", "128")),
+)
+# The tiny model's heads are too small for FlashInfer.
+MORE_STARTS = (
+    Start("no chunks, eager", (*BASE, *WHOLE)),
+    Start("bfloat16, FlashInfer, eager", (*BF16, *FLASHINFER, *EAGER)),
 )
 
 
@@ -161,17 +169,19 @@ class Servers:
     """What the threads share; none starts a server after ``deadline``, of the monotonic clock."""
 
     folder: Path
+    model: proof.Model
+    starts: tuple[Start, ...]
     record: proof.Record
     gpus: Gpus
     runs: int
     deadline: float
 
     def prove(self, number: int) -> None:
-        """Start one of STARTS when a GPU has room, and ask it.
+        """Start one of ``starts`` when a GPU has room, and ask it.
 
         Raises RuntimeError if it does not serve, TimeoutError if no time is left for it.
         """
-        start = STARTS[number]
+        start = self.starts[number]
         try:
             with self.gpus.taken(start.ranks) as gpus, self.served(number, gpus) as url:
                 self.ask(url, start)
@@ -183,10 +193,10 @@ class Servers:
     def served(self, number: int, gpus: str) -> contextlib.AbstractContextManager[str]:
         if time.monotonic() > self.deadline:
             raise TimeoutError("no time was left for it: give more with --seconds")
-        start = STARTS[number]
+        start = self.starts[number]
         flags = (*start.flags, *LIMITS, "--tensor-parallel-size", str(start.ranks))
         return proof.served(
-            self.folder / "model",
+            self.model,
             flags,
             self.folder / f"{start.name.replace(', ', '-').replace(' ', '-')}.log",
             port=FIRST_PORT + 10 * number,
@@ -195,7 +205,7 @@ class Servers:
         )
 
     def ask(self, url: str, start: Start) -> None:
-        if start is STARTS[0]:
+        if start is self.starts[0]:
             self.record.take_healthy(url)
         else:
             ask_model(url, seconds=proof.ASK_SECONDS)  # the first one is slow
@@ -210,10 +220,8 @@ class Servers:
 
 def prove(given: argparse.Namespace) -> proof.Record:
     """Ask all starts, several at once; tell which of them did not serve."""
-    if not (given.folder / "model" / "config.json").exists():
-        raise SystemExit(f"{given.folder} has no model: {MAKER} train {given.folder}")
-    proof.leave_needles_out(given.folder)
-    proof.write_wrong_template(given.folder / "model")
+    model, starts = choose_model(given)
+    proof.write_wrong_template(model.folder)
     # Leave no server behind: they have sessions of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -221,11 +229,19 @@ def prove(given: argparse.Namespace) -> proof.Record:
     names = visible_gpus()
     deadline = time.monotonic() + given.seconds
     gpus = Gpus(names, given.slots)
-    servers = Servers(given.folder, record, gpus, given.runs, deadline)
+    servers = Servers(
+        folder=given.folder,
+        model=model,
+        starts=starts,
+        record=record,
+        gpus=gpus,
+        runs=given.runs,
+        deadline=deadline,
+    )
     runs: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(len(names) * given.slots) as pool:
         try:
-            for number, start in enumerate(STARTS):
+            for number, start in enumerate(starts):
                 if start.ranks > len(names):
                     print(f"{start.name}: needs {start.ranks} GPUs, left out")
                 else:
@@ -239,6 +255,19 @@ def prove(given: argparse.Namespace) -> proof.Record:
         if error := run.exception():
             print(f"{name}: {type(error).__name__}: {str(error)[-300:]}")
     return record
+
+
+def choose_model(given: argparse.Namespace) -> tuple[proof.Model, tuple[Start, ...]]:
+    """Return the model to serve, and its starts; the trained one is asked for no needles."""
+    if given.model:
+        one_rank = [start for start in STARTS if start.ranks == 1]
+        return proof.Model.real(given.model.resolve()), (*one_rank, *MORE_STARTS)
+
+    folder = given.folder / "model"
+    if not (folder / "config.json").exists():
+        raise SystemExit(f"{given.folder} has no model: {MAKER} train {given.folder}")
+    proof.leave_needles_out(given.folder)
+    return proof.Model(folder, (*EXPERTS, *proof.GOOD_PARSER)), STARTS
 
 
 def judge(given: argparse.Namespace) -> proof.Record:
@@ -295,6 +324,7 @@ def main() -> None:
         elif verb == "prove":
             command.add_argument("--runs", type=int, default=5)
             command.add_argument("--slots", type=int, default=4)
+            command.add_argument("--model", type=Path)
         else:
             command.add_argument("--write", action="store_true")
     given = parser.parse_args()

@@ -1,12 +1,13 @@
 """Wrong answers: does patchkit see each kind, and leave healthy starts alone?
 
-    nox -s answers-proof -- [--write] [--runs N] [--seconds N] [KIND ...]
+    nox -s answers-proof -- [--write] [--runs N] [--seconds N] [--model FOLDER] [KIND ...]
 
 A small mixture of experts is trained here (tiny_model.py) and served by the real vLLM on CPU. Each
 kind of fault is made N times in the running server (answer_faults.py), or by flags of the start;
 then patchkit asks and judges as after `up`: by the answers alone ("at a first start"), and against
 the fingerprint of the healthy start. Healthy starts with other dtypes, blocks and caches are judged
-against the same fingerprint: the farthest of them says where the bounds may be.
+against the same fingerprint: the farthest of them says where the bounds may be. ``--model`` takes
+the folder of real_model.py in the place of the trained model, and asks for numbers in long texts.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ VARIABLES = {
 }
 PARSER = ("--enable-auto-tool-choice", "--tool-call-parser")
 GOOD_PARSER = (*PARSER, "hermes")
-BASE = ("--dtype", "bfloat16", "--enforce-eager", *GOOD_PARSER)
+BASE = ("--dtype", "bfloat16", "--enforce-eager")
 LIVE = ("scale", "swap", "rope", "zero", "noise", "stale", "nan")
 # No faults: what another format of the weights does.
 FORMATS = ("fp8", "fp4", "w4a4")
@@ -83,24 +84,37 @@ ONCE = (*FORMATS, "nan")  # nothing in them is drawn by lot
 WRONG_TEMPLATE = ("--chat-template", "{folder}/wrong.jinja")
 BY_FLAGS = {
     "template": (*BASE, *WRONG_TEMPLATE),
-    "parser": ("--dtype", "bfloat16", "--enforce-eager", *PARSER, "pythonic"),
+    "parser": (*BASE, *PARSER, "pythonic"),
 }
 HEALTHY = {
     "bfloat16, eager": BASE,
-    "float32": ("--dtype", "float32", "--enforce-eager", *GOOD_PARSER),
-    "float16": ("--dtype", "float16", "--enforce-eager", *GOOD_PARSER),
+    "float32": ("--dtype", "float32", "--enforce-eager"),
+    "float16": ("--dtype", "float16", "--enforce-eager"),
     "no prefix cache": (*BASE, "--no-enable-prefix-caching"),
     "blocks of 32": (*BASE, "--block-size", "32"),
     "blocks of 128": (*BASE, "--block-size", "128"),
     "chunks of 128": (*BASE, "--max-num-batched-tokens", "128", "--max-num-seqs", "16"),
     "FP8 KV cache": (*BASE, "--kv-cache-dtype", "fp8"),
-    "compiled": ("--dtype", "bfloat16", *GOOD_PARSER),
+    "compiled": ("--dtype", "bfloat16"),
 }
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, and the flags that each start of it has."""
+
+    folder: Path
+    flags: tuple[str, ...] = GOOD_PARSER
+
+    @classmethod
+    def real(cls, folder: Path) -> Model:
+        """Return the model that real_model.py made: it knows the needles' long texts."""
+        return cls(folder, (*PARSER, "xlam", "--max-model-len", "8192"))
 
 
 @contextlib.contextmanager
 def served(
-    model: Path,
+    model: Model,
     flags: tuple[str, ...],
     log: Path,
     port: int = PORT,
@@ -112,11 +126,13 @@ def served(
     Raises RuntimeError with the end of the log if it does not serve within some seconds.
     """
     url = f"http://127.0.0.1:{port}"
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+    words += [str(model.folder)]
     words += ["--served-model-name", "tiny", "--max-model-len", "2048"]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     words += ["--worker-extension-cls", "e2e.proofs.answer_faults.Faults"]
-    words += [flag.format(folder=model) for flag in flags]
+    words += model.flags
+    words += [flag.format(folder=model.folder) for flag in flags]
     env = {**os.environ, **variables}
     with log.open("w") as file:
         server = subprocess.Popen(
@@ -268,7 +284,7 @@ class Record:
             self.add(run["kind"], run["detail"], answers)
 
 
-def prove(record: Record, model: Path, work: Path, runs: int, kinds: set[str]) -> None:
+def prove(record: Record, model: Model, work: Path, runs: int, kinds: set[str]) -> None:
     with served(model, BASE, work / "base.log") as url:
         record.take_healthy(url)
         healthy_runs = HEALTHY_RUNS if "healthy" in kinds else 1
@@ -324,6 +340,13 @@ def table_rows(
             )
 
 
+def train(folder: Path, seconds: float) -> None:
+    """Train the tiny model, unless the folder has it."""
+    if not (folder / "config.json").exists():
+        trainer = [sys.executable, "-m", "e2e.proofs.tiny_model"]
+        subprocess.run([*trainer, folder, str(seconds)], check=True)
+
+
 def leave_needles_out(work: Path) -> None:
     """Ask for no numbers in long texts: the tiny model finds none, and each takes seconds."""
     text = (RECIPES / "answers/questions.toml").read_text(encoding="utf-8")
@@ -368,19 +391,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1500)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--model", type=Path)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
 
-    model = given.work / "model"
-    if not (model / "config.json").exists():
-        subprocess.run(
-            [sys.executable, "-m", "e2e.proofs.tiny_model", model, str(given.seconds)],
-            check=True,
-        )
-    write_wrong_template(model)
+    if given.model:
+        model = Model.real(given.model)
+    else:
+        model = Model(given.work / "model")
+        train(model.folder, given.seconds)
+        leave_needles_out(given.work)
+    write_wrong_template(model.folder)
 
     kinds = set(given.kinds) or {"healthy", *LIVE, *FORMATS, *BY_FLAGS}
-    leave_needles_out(given.work)
     # Leave no server behind: they have sessions of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     record = Record(given.work)
