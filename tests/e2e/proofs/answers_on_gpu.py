@@ -3,7 +3,7 @@
     export PYTHONPATH=.:tests
     python -m e2e.proofs.answers_on_gpu train FOLDER [--texts FILE] [--seconds N]
     python -m e2e.proofs.answers_on_gpu prove FOLDER [--model MODEL] [--runs N] [--slots N]
-        [--seconds N]
+        [--seconds N] [--first N]
     python -m e2e.proofs.answers_on_gpu judge FOLDER [--write]
 
 For a machine with one or more GPUs, vLLM and torch; CI has none and does not run it. Questions,
@@ -14,9 +14,10 @@ the other. Here several servers share each GPU, and two ranks need two GPUs.
 this machine, or FILE: what ``tiny_model.read_texts`` returned on another one, as JSON in xz.
 ``prove`` writes FOLDER/healthy.json and kept.jsonl (the answers), answers.tsv (a line for each run,
 as in tests/data/answers/gpu.tsv) and a log for each server; it prints the table of docs/doctor.md,
-and ends with 1 if a healthy start was accused; ``--model`` takes the folder of real_model.py in the
-place of FOLDER/model. ``judge`` judges kept answers again, for example with other bounds, on any
-machine; ``--write`` also writes gpu.tsv and the page's table.
+and ends with 1 if a healthy start was accused. ``--model`` takes the folder of real_model.py in the
+place of FOLDER/model. ``--first`` leaves out the starts between the first one and this one, for a
+second part in another FOLDER. ``judge`` judges kept answers again, for example with other bounds,
+on any machine; ``--write`` also writes gpu.tsv and the page's table.
 """
 
 from __future__ import annotations
@@ -221,6 +222,7 @@ class Servers:
 def prove(given: argparse.Namespace) -> proof.Record:
     """Ask all starts, several at once; tell which of them did not serve."""
     model, starts = choose_model(given)
+    starts = (starts[0], *starts[given.first :])
     proof.write_wrong_template(model.folder)
     # Leave no server behind: they have sessions of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -325,6 +327,7 @@ def main() -> None:
             command.add_argument("--runs", type=int, default=5)
             command.add_argument("--slots", type=int, default=4)
             command.add_argument("--model", type=Path)
+            command.add_argument("--first", type=int, default=1)
         else:
             command.add_argument("--write", action="store_true")
     given = parser.parse_args()
