@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from operator import eq, sub
 
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start
 from patchkit.cluster.agent.group_script import NOT_HERE
@@ -37,9 +38,8 @@ class Bounds:
     """
 
     facts: int
-    apart: Mapping[str, float]
-    moved: Mapping[str, float]
-    moved_by_flags: Mapping[str, float]
+    apart: Mapping[str, Mapping[str, float]]
+    formats: str
     perplexity: Mapping[str, float]
     marks: Values
     back_ends: Texts
@@ -63,9 +63,10 @@ class AnswerCase:
 
     def replies(self, about: str) -> list[Reply]:
         """Return the replies to questions of a kind."""
-        replies = self.answers.replies
         return [
-            reply for reply in replies if (reply.about, reply.refusal) == (about, "")
+            reply
+            for reply in self.answers.replies
+            if (reply.about, reply.refusal) == (about, "")
         ]
 
     def reply(self, about: str) -> Reply:
@@ -123,7 +124,7 @@ def find_back_ends(lines: Iterable[str]) -> str:
     """Return in words which back ends a server's log says that it chose."""
     pattern = re.compile("|".join(_BOUNDS.back_ends))
     matches = filter(None, map(pattern.search, lines))
-    names = dict.fromkeys(match[0].removeprefix("Using ") for match in matches)
+    names = dict.fromkeys(match[0] for match in matches)
     return ", ".join(list(names)[:6]) or "no back end"
 
 
@@ -182,8 +183,7 @@ def answer_findings(where: str, case: AnswerCase) -> list[Finding]:
 
 def _judge(case: AnswerCase) -> _Judged:
     yield from _judge_passages(case)
-    yield from _judge_move(case)
-    yield from _judge_sameness(case)
+    yield from _judge_distances(case)
     yield from _judge_words(case)
     yield from _judge_refusals(case)
 
@@ -215,25 +215,48 @@ def _quote(replies: Iterable[Reply]) -> str:
     return ", ".join(texts[:3])
 
 
-def _judge_move(case: AnswerCase) -> _Judged:
-    """Judge how far the answers moved since the former start."""
+def _judge_distances(case: AnswerCase) -> _Judged:
+    """Judge how far answers are apart; of a distance's bounds the first that it exceeds counts."""
     former = case.former
-    if former is None:
-        return
+    changes = _changes(case.answers.start, former.start) if former else ""
+    for name, gap in distances(case).items():
+        for about, bound in _BOUNDS.apart[name].items():
+            if gap > bound:
+                yield about, {"gap": gap, "bound": bound, "changes": changes}
+                break
 
-    # A passage that one of both starts refused says nothing.
-    chances = case.chances
-    shared = chances.keys() & former.logprobs.keys()
-    shift = max(
-        (_gap(former.logprobs[name], chances[name]) for name in shared), default=0.0
-    )
-    changes = _changes(case.answers.start, former.start)
-    has_other_flags = case.answers.start.part("flags") != former.start.part("flags")
-    bounds = _BOUNDS.moved_by_flags if has_other_flags else _BOUNDS.moved
-    for about, bound in bounds.items():
-        if shift > bound:
-            yield about, {"shift": shift, "bound": bound, "changes": changes}
-            return
+
+def distances(case: AnswerCase) -> dict[str, float]:
+    """Return how far answers are apart that should be equal, in nats a token, by table of bounds.
+
+    Equal questions of this start come first, without a pair of which one reply did not come; then
+    the passage that moved farthest since the former start.
+    """
+    warm = case.reply("warm")
+    steps = case.reply("steps").logprobs[-len(warm.tokens) :]
+    cache, flip = _answer_gaps(case.reply("cold"), warm)
+    gaps = {
+        "twice": _gap(case.reply("passage").logprobs, case.reply("again").logprobs),
+        "cache": cache,
+        "flip": flip,
+        "steps": _gap(warm.logprobs, steps),
+    }
+    gaps = {name: gap for name, gap in gaps.items() if gap < _NEVER}
+
+    former = case.former
+    if former:
+        # A passage that one of both starts refused says nothing.
+        chances = case.chances
+        shared = chances.keys() & former.logprobs.keys()
+        moves = [_gap(former.logprobs[name], chances[name]) for name in shared]
+        has_same_formats = _formats(case.answers.start) == _formats(former.start)
+        gaps["moved" if has_same_formats else "formats"] = max(moves, default=0.0)
+    return gaps
+
+
+def _formats(start: Start) -> set[str]:
+    """Return the flags that choose a format of weights, inputs or cache."""
+    return set(re.findall(_BOUNDS.formats, start.part("flags")))
 
 
 def _gap(first: Sequence[float], second: Sequence[float]) -> float:
@@ -243,8 +266,8 @@ def _gap(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if len(first) != len(second):
         return _NEVER
-    gaps = [abs(one - other) for one, other in zip(first, second, strict=True)]
-    return sum(gaps) / max(len(gaps), 1)
+    gaps = map(abs, map(sub, first, second))
+    return math.fsum(gaps) / max(len(first), 1)
 
 
 def _changes(start: Start, former: Start) -> str:
@@ -259,23 +282,6 @@ def _changes(start: Start, former: Start) -> str:
     return "; ".join(filter(None, changes)) or "nothing that is known"
 
 
-def _judge_sameness(case: AnswerCase) -> _Judged:
-    """Judge whether equal questions have equal answers."""
-    warm = case.reply("warm")
-    steps = case.reply("steps").logprobs[-len(warm.tokens) :]
-    cache, flip = _answer_gaps(case.reply("cold"), warm)
-    gaps = {
-        "twice": _gap(case.reply("passage").logprobs, case.reply("again").logprobs),
-        "cache": cache,
-        "flip": flip,
-        "steps": _gap(warm.logprobs, steps),
-    }
-    for about, gap in gaps.items():
-        bound = _BOUNDS.apart[about]
-        if bound < gap < _NEVER:  # one of both did not come
-            yield about, {"gap": gap, "bound": bound}
-
-
 def _answer_gaps(first: Reply, second: Reply) -> tuple[float, float]:
     """Return how far two answers are apart, in nats a token, up to their first other token.
 
@@ -283,8 +289,8 @@ def _answer_gaps(first: Reply, second: Reply) -> tuple[float, float]:
     """
     if len(first.tokens) != len(second.tokens):
         return _NEVER, _NEVER
-    pairs = zip(first.tokens, second.tokens, strict=True)
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    agreements = map(eq, first.tokens, second.tokens)
+    same = len(list(takewhile(bool, agreements)))
     flip = 0.0
     for logprob in first.logprobs[same : same + 1]:
         chance = math.exp(min(logprob, 0.0))

@@ -4,7 +4,7 @@
     python -m e2e.proofs.answers_on_gpu train FOLDER [--texts FILE] [--seconds N]
     python -m e2e.proofs.answers_on_gpu prove FOLDER [--model MODEL] [--runs N] [--slots N]
         [--seconds N] [--first N]
-    python -m e2e.proofs.answers_on_gpu judge FOLDER [--write]
+    python -m e2e.proofs.answers_on_gpu judge FOLDER [--write] [--without KIND ...]
 
 For a machine with one or more GPUs, vLLM and torch; CI has none and does not run it. Questions,
 faults and judgement are those of answers_proof.py, which does the same on a CPU, one server after
@@ -17,7 +17,8 @@ as in tests/data/answers/gpu.tsv) and a log for each server; it prints the table
 and ends with 1 if a healthy start was accused. ``--model`` takes the folder of real_model.py in the
 place of FOLDER/model. ``--first`` leaves out the starts between the first one and this one, for a
 second part in another FOLDER. ``judge`` judges kept answers again, for example with other bounds,
-on any machine; ``--write`` also writes gpu.tsv and the page's table.
+on any machine; ``--write`` also writes gpu.tsv and the page's table, ``--without`` leaves out
+questions. tests/data/answers/smollm2.tsv is what it wrote of the real model without ``tool``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAKER = "python -m e2e.proofs.answers_on_gpu"
 DATA = proof.TABLE.with_name("gpu.tsv")
 KINDS = {
     **proof.KINDS,
-    "healthy": "nothing: 14 starts by dtype, back end, FP8, block, cache, chunk, graphs, two ranks",
+    "healthy": "nothing: starts by dtype, back end, FP8, block, cache, chunk, graphs, two ranks",
 }
 FIRST_PORT = 8200
 EXAMPLES = 24_000
@@ -227,7 +228,7 @@ def prove(given: argparse.Namespace) -> proof.Record:
     # Leave no server behind: they have sessions of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    record = proof.Record(given.folder)
+    record = make_record(given.folder)
     names = visible_gpus()
     deadline = time.monotonic() + given.seconds
     gpus = Gpus(names, given.slots)
@@ -259,10 +260,20 @@ def prove(given: argparse.Namespace) -> proof.Record:
     return record
 
 
+def make_record(folder: Path, without: list[str] | None = None) -> proof.Record:
+    flags = {start.name: start.flags for start in (*STARTS, *MORE_STARTS)}
+    return proof.Record(folder, flags, STARTS[0].flags, without)
+
+
 def choose_model(given: argparse.Namespace) -> tuple[proof.Model, tuple[Start, ...]]:
     """Return the model to serve, and its starts; the trained one is asked for no needles."""
     if given.model:
-        one_rank = [start for start in STARTS if start.ranks == 1]
+        # It calls no tool: no parser of calls is wrong.
+        one_rank = [
+            start
+            for start in STARTS
+            if start.ranks == 1 and "parser" not in start.kinds
+        ]
         return proof.Model.real(given.model.resolve()), (*one_rank, *MORE_STARTS)
 
     folder = given.folder / "model"
@@ -274,7 +285,7 @@ def choose_model(given: argparse.Namespace) -> tuple[proof.Model, tuple[Start, .
 
 def judge(given: argparse.Namespace) -> proof.Record:
     """Judge answers that were kept, with the bounds of this checkout."""
-    record = proof.Record(given.folder)
+    record = make_record(given.folder, given.without)
     record.judge_again()
     if given.write:
         proof.write_rows(record.rows, DATA)
@@ -330,6 +341,7 @@ def main() -> None:
             command.add_argument("--first", type=int, default=1)
         else:
             command.add_argument("--write", action="store_true")
+            command.add_argument("--without", nargs="*")
     given = parser.parse_args()
     given.folder = given.folder.resolve()
 

@@ -7,7 +7,8 @@ kind of fault is made N times in the running server (answer_faults.py), or by fl
 then patchkit asks and judges as after `up`: by the answers alone ("at a first start"), and against
 the fingerprint of the healthy start. Healthy starts with other dtypes, blocks and caches are judged
 against the same fingerprint: the farthest of them says where the bounds may be. ``--model`` takes
-the folder of real_model.py in the place of the trained model, and asks for numbers in long texts.
+the folder of real_model.py in the place of the trained model, and asks for numbers in long texts,
+but for no call of a tool, which it never makes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from pathlib import Path
 from patchkit.cluster.openai import model_answers
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
 from patchkit.cluster.ssh.answer import encoded
-from patchkit.doctor.answers import AnswerCase, answer_findings, fingerprint
+from patchkit.doctor.answers import (
+    AnswerCase,
+    answer_findings,
+    distances,
+    fingerprint,
+)
 from patchkit.finding import Finding, Level
 from patchkit.records import RECIPES, read_json
 from tools.markdown import table
@@ -39,7 +45,7 @@ from tools.markdown import table
 HEADER = (
     "what was wrong",
     "runs",
-    "found at a first start",
+    "at a first start",
     "against a fingerprint",
     "as",
 )
@@ -56,7 +62,7 @@ KINDS = {
     "fp8": "nothing: experts in FP8",
     "fp4": "nothing: experts in NVFP4",
     "w4a4": "nothing: inputs of the experts in NVFP4",
-    "healthy": "nothing: nine starts by dtype, block, cache, chunk, compiled",
+    "healthy": "nothing: starts by dtype, block, cache, chunk, compiled",
 }
 TABLE = Path(__file__).parents[2] / "data" / "answers" / "proof.tsv"
 PORT = 8137
@@ -108,8 +114,11 @@ class Model:
 
     @classmethod
     def real(cls, folder: Path) -> Model:
-        """Return the model that real_model.py made: it knows the needles' long texts."""
-        return cls(folder, (*PARSER, "xlam", "--max-model-len", "8192"))
+        """Return the model that real_model.py made: it knows the needles' long texts.
+
+        It calls no tool, so that it has no parser, and the question is refused.
+        """
+        return cls(folder, ("--max-model-len", "8192"))
 
 
 @contextlib.contextmanager
@@ -182,7 +191,10 @@ def post(url: str, **body: object) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A judged run: what was accused at a first start, and against the healthy fingerprint."""
+    """A judged run: what was accused at a first start, and against the healthy fingerprint.
+
+    ``figures`` are distances between answers, and perplexities.
+    """
 
     kind: str
     detail: str
@@ -191,19 +203,23 @@ class Row:
     figures: str
 
 
-def judge(answers: ModelAnswers, healthy: ModelAnswers | None) -> list[Finding]:
-    """Return the findings against a healthy start, or at a first start."""
-    former = None
-    if healthy:
-        former = fingerprint(case_of(healthy), [], 0.0)
-        start = replace(former.start, parts={**former.start.parts, "flags": "others"})
-        former = replace(former, start=start)
-    case = AnswerCase(answers=answers, former=former, again="", log=())
-    return answer_findings("here", case)
+def case_of(answers: ModelAnswers, healthy: ModelAnswers | None = None) -> AnswerCase:
+    """Return answers to judge, against a healthy start or at a first start."""
+    former = fingerprint(case_of(healthy), [], 0.0) if healthy else None
+    return AnswerCase(answers=answers, former=former, again="", log=())
 
 
-def case_of(answers: ModelAnswers) -> AnswerCase:
-    return AnswerCase(answers=answers, former=None, again="", log=())
+def with_flags(answers: ModelAnswers, flags: tuple[str, ...]) -> ModelAnswers:
+    """Return answers that know the flags of their start, as those of `patchkit up` do."""
+    parts = {**answers.start.parts, "flags": " ".join(flags)}
+    return replace(answers, start=replace(answers.start, parts=parts))
+
+
+def figures_of(case: AnswerCase, findings: list[Finding]) -> str:
+    """Return the distances of answers, then their perplexities and facts if they have any."""
+    gaps = [f"{name} {gap:.3f}" for name, gap in distances(case).items()]
+    right = [one.what for one in findings if one.about == "answers-right"]
+    return "; ".join((" ".join(gaps), *right))
 
 
 def accused(findings: list[Finding]) -> str:
@@ -219,9 +235,20 @@ class Record:
     """The runs so far; several threads may ask at once.
 
     The folder has the answers of the healthy start (healthy.json) and of each run (kept.jsonl).
+    ``flags`` are those of each start, by its name; runs with another name are of the start whose
+    flags are ``base``. Questions of the kinds ``without`` are not judged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        flags: dict[str, tuple[str, ...]],
+        base: tuple[str, ...],
+        without: list[str] | None = None,
+    ) -> None:
+        self.flags = flags
+        self.base = base
+        self.without = without or []
         self.healthy_file = folder / "healthy.json"
         self.kept_file = folder / "kept.jsonl"
         self.healthy: Future[ModelAnswers] = Future()
@@ -266,9 +293,16 @@ class Record:
 
     def add(self, kind: str, detail: str, answers: ModelAnswers) -> None:
         """Judge answers at a first start, and against the healthy start."""
-        first = judge(answers, None)
-        later = judge(answers, self.healthy.result())
-        figures = "; ".join(one.what for one in later)
+        replies = [
+            reply for reply in answers.replies if reply.about not in self.without
+        ]
+        flags = self.flags.get(detail.rpartition(" ")[0], self.base)
+        answers = with_flags(replace(answers, replies=tuple(replies)), flags)
+        case = case_of(answers, with_flags(self.healthy.result(), self.base))
+
+        first = answer_findings("here", case_of(answers))
+        later = answer_findings("here", case)
+        figures = figures_of(case, later)
         row = Row(kind, detail, accused(first), accused(later), figures)
         with self.lock:
             self.rows.append(row)
@@ -334,10 +368,19 @@ def table_rows(
             yield (
                 words,
                 str(len(runs)),
-                str(sum(bool(row.first) for row in runs)),
-                str(sum(bool(row.later) for row in runs)),
+                count_levels([row.first for row in runs]),
+                count_levels([row.later for row in runs]),
                 ", ".join(f"{name} {count}" for name, count in kinds.most_common()),
             )
+
+
+def count_levels(accusations: list[str]) -> str:
+    """Return how many runs had an error, and how many of the others a warning."""
+    errors = sum(str(Level.ERROR) in text for text in accusations)
+    warnings = sum(bool(text) for text in accusations) - errors
+    counts = {"error": errors, "warning": warnings}
+    words = [f"{level} {count}" for level, count in counts.items() if count]
+    return ", ".join(words) or "none"
 
 
 def train(folder: Path, seconds: float) -> None:
@@ -365,18 +408,20 @@ def write_wrong_template(model: Path) -> None:
 def conclude(rows: list[Row]) -> None:
     """Tell who was accused though healthy, and what was missed.
 
-    Exits with 1 if a healthy start was accused, or nothing was asked.
+    Exits with 1 if a healthy start had an error, or nothing was asked.
     """
     accused_rows = [
         row for row in rows if row.kind == "healthy" and (row.first + row.later)
     ]
+    errors = [row for row in accused_rows if ":error" in row.first + row.later]
     no_faults = ("healthy", *FORMATS)
     missed = [
         row for row in rows if row.kind not in no_faults and not (row.first + row.later)
     ]
-    print(f"{len(rows)} runs; accused though healthy: {named(accused_rows)}")
+    print(f"{len(rows)} runs; an error though healthy: {named(errors)}")
+    print(f"at least a warning though healthy: {named(accused_rows)}")
     print(f"missed: {named(missed)}")
-    if accused_rows or not rows:
+    if errors or not rows:
         raise SystemExit(1)
 
 
@@ -406,7 +451,7 @@ def main() -> None:
     kinds = set(given.kinds) or {"healthy", *LIVE, *FORMATS, *BY_FLAGS}
     # Leave no server behind: they have sessions of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    record = Record(given.work)
+    record = Record(given.work, {**BY_FLAGS, **HEALTHY}, BASE)
     prove(record, model, given.work, given.runs, kinds)
     if given.write:
         write_rows(record.rows, TABLE)

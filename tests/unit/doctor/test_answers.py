@@ -77,23 +77,72 @@ def test_real_answers(name):
     assert about(findings, Level.ERROR, Level.WARNING) == FOUND[name]
 
 
-@pytest.mark.parametrize(
-    ("flags", "level"), [("", "warning"), ("--kv-cache-dtype fp8", "note")]
-)
-def test_other_flags_may_move_the_answers_farther(flags, level):
-    healthy = recorded("healthy")
-    former = kept(healthy, flags=flags)
-    moved = [
-        replace(reply, logprobs=tuple(each - 0.1 for each in reply.logprobs))
-        if reply.about == "passage"
-        else reply
-        for reply in healthy.replies
+def moved_by(answers, **shifts):
+    """Return answers whose chances are moved by some nats a token, by the kind of the question."""
+    replies = [
+        replace(
+            reply,
+            logprobs=tuple(
+                each - shifts.get(reply.about, 0) for each in reply.logprobs
+            ),
+        )
+        for reply in answers.replies
     ]
-    findings = answer_findings(
-        "spark-1", case(replace(healthy, replies=tuple(moved)), former)
-    )
-    levels = {each.about: str(each.level) for each in findings}
-    assert levels.get("answers-far", levels.get("answers-drift")) == level
+    return replace(answers, replies=tuple(replies))
+
+
+@pytest.mark.parametrize(
+    ("flags", "shift", "found"),
+    [
+        ("", 0.06, "drift"),
+        ("", 0.2, "far"),
+        ("", 0.55, "moved"),
+        ("--max-num-seqs 8", 0.2, "far"),
+        ("--quantization fp8", 0.28, "drift"),
+        ("--kv-cache-dtype=fp8", 0.55, "far"),
+        ("--moe-backend marlin", 0.65, "moved"),
+    ],
+)
+def test_another_format_may_move_the_answers_farther(flags, shift, found):
+    healthy = recorded("healthy")
+    answers = moved_by(healthy, passage=shift, again=shift)
+    findings = answer_findings("spark-1", case(answers, kept(healthy, flags=flags)))
+    assert about(findings, Level.ERROR, Level.WARNING, Level.NOTE) == {
+        f"answers-{found}"
+    }
+
+
+def measured(file):
+    """Yield runs on GPUs: kind, findings against the healthy start, distances by their names."""
+    for line in (DATA / file).read_text().splitlines():
+        kind, _detail, _first, later, figures = line.split("\t")
+        words = figures.partition(";")[0].split()
+        yield kind, later, dict(zip(words[::2], map(float, words[1::2]), strict=True))
+
+
+# Runs of answers_on_gpu.py: a trained mixture of experts, and SmolLM2-135M-Instruct, a real model.
+@pytest.mark.parametrize(("file", "runs"), [("gpu.tsv", 75), ("smollm2.tsv", 49)])
+def test_bounds_part_what_gpus_measured(file, runs):
+    healthy = recorded("healthy")
+    judged = list(measured(file))
+    assert len(judged) == runs
+    for kind, later, gaps in judged:
+        shift = gaps.get("moved", gaps.get("formats"))
+        shifts = {"passage": shift, "again": shift, "steps": gaps.get("steps", 0)}
+        flags = "--quantization fp8" if "formats" in gaps else ""
+        answers = moved_by(healthy, **shifts, cold=gaps.get("cache", 0))
+        findings = answer_findings("spark-1", case(answers, kept(healthy, flags=flags)))
+
+        by_distance = {"moved", "far", "cache", "cache-doubt", "steps", "steps-doubt"}
+        expected = {part for part in later.split() if part.split(":")[0] in by_distance}
+        accusations = {
+            f"{each.about.removeprefix('answers-')}:{each.level}"
+            for each in findings
+            if each.about.removeprefix("answers-") in by_distance
+        }
+        assert accusations == expected, (kind, gaps)
+        if kind in ("healthy", "fp8", "w4a4"):
+            assert about(findings, Level.ERROR) == set()
 
 
 def test_a_healthy_start_says_its_perplexity_and_where_it_was():
