@@ -306,9 +306,9 @@ class MemoryGuard:
         total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 10
         subject, size = most_grown(ProcessSizes(0.0, total, []), self._looks[-1])
         reason = "memory" if memory.left < self.needs else "another one's memory"
-        text = f"the start waits for {reason}: {memory.left // GIB} GiB are left"
-        text += f", {-(-self.needs // GIB):.0f} needed"
-        return f"{text}; {subject} has {size // GIB}"
+        text = f"the start waits for {reason}: {memory.left / GIB:.1f} GiB are left"
+        text += f", {self.needs / GIB:.1f} needed"
+        return f"{text}; {subject} has {size / GIB:.1f}"
 
     def _note_status(self, memory: MemoryLeft | None) -> None:
         """Tell systemd how little memory is left, and the journal once; None for enough."""

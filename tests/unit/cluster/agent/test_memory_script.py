@@ -284,7 +284,9 @@ def test_a_rank_waits_for_the_memory_that_it_needs(home, group, monkeypatch, cap
     assert tell(takes=0.01)[1] == started
     guard, (waits,) = tell(takes=EVERYTHING)
     assert waits.startswith("STATUS=the start waits for memory: ")
-    assert re.search(r" \d+ GiB are left, 1048576 needed; .+ has \d+$", waits)
+    assert re.search(
+        r" \d+\.\d GiB are left, 1048576\.0 needed; .+ has \d+\.\d$", waits
+    )
 
     guard._wait_ends = 0.0
     guard.look()
