@@ -13,7 +13,7 @@ from itertools import takewhile
 from operator import attrgetter, itemgetter
 
 from patchkit.doctor.symptoms.lines import FORMS
-from patchkit.doctor.symptoms.messages import frame_causes
+from patchkit.doctor.symptoms.messages import frame_causes, setting_causes
 from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
@@ -51,7 +51,6 @@ _EXCEPTION = TextPattern(
 _RAISED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w+(?::\s|$)")
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _TRACEBACK = "traceback"  # the library whose frame begins a traceback
-_TRACEBACK_LINES = 80
 _GENERAL_WEIGHT = (
     1000  # characters by which texts of general symptoms are less specific
 )
@@ -411,12 +410,11 @@ class _Evidence:
 
     def traceback_parts(self, hit: Hit) -> list[KernelLibrary]:
         """Return the libraries whose frames are in the traceback of a hit, the deepest first."""
-        first = hit.number - _TRACEBACK_LINES
         frames = [
             (frame.number, library)
             for library in libraries()
             for frame in self.log.hits_of(library.frames)
-            if first < frame.number <= hit.number and frame.who == hit.who
+            if 0 <= hit.number - frame.number <= library.reach and frame.who == hit.who
         ]
         frames.sort(key=itemgetter(0), reverse=True)
         parts = [library for _line, library in frames]
@@ -433,6 +431,9 @@ class _Evidence:
 
     def strange_causes(self, hit: Hit) -> tuple[Cause, ...]:
         """Return what the traceback of an error that no symptom describes says of its cause."""
+        if setting := setting_causes(hit.text):
+            return setting
+
         parts = self.traceback_parts(hit)
         part_causes = self.library_causes(parts, hit)
         before = self.lines_before(hit)

@@ -31,6 +31,15 @@ def own_advice(message: str) -> str:
     return f"the message itself says: {advice}" if advice else ""
 
 
+def setting_causes(message: str) -> tuple[Cause, ...]:
+    """Return the cause of a message that compares a value with an option of vLLM, () for others."""
+    options = re.findall(WORDS["setting"], message)
+    return tuple(
+        filled_cause(WORDS["cause"]["setting"], {"option": option.replace("_", "-")})
+        for option in options[:1]
+    )
+
+
 def frame_causes(
     lines: str,
     message: str,

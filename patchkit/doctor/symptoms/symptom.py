@@ -207,10 +207,14 @@ def _with_broken(symptom: Symptom) -> Symptom:
 
 @frozen
 class KernelLibrary:
-    """A part of the software: texts of its frames, causes of its errors, how it is switched off."""
+    """A part of the software: texts of its frames, causes of its errors, how it is switched off.
+
+    ``reach`` is the number of lines before an error in which its frames count.
+    """
 
     id: str
     frames: Texts
+    reach: int = 80
     cause: tuple[Cause, ...] = ()
     off: str = ""
 

@@ -375,6 +375,13 @@ MANY = "InternalError: Check failed: n > 64 (5 vs. 64) : Decode must go through 
             "sparse MLA",
             "--speculative-config",
         ),
+        (
+            ["vllm/v1/executor/multiproc_executor.py", *["vllm/v1/worker/a.py"] * 3],
+            "RuntimeError: the frob is not available",
+            "own-words",
+            "v1/worker/a.py, in f",
+            "newer vLLM",
+        ),
     ],
 )
 def test_an_unknown_error_names_its_part_and_a_way_out(frames, error, about, why, hint):
@@ -400,6 +407,8 @@ ASSERTED = "torch.AcceleratorError: CUDA error: device-side assert triggered"
 ARGS = "INFO 11-22 10:00:00 [a.py:1] args: {'speculative_config': {'method': 'mtp'}}\n"
 
 
+ENDED = "srun: error: gb200-117: task 0: Exited with exit code 1\n"
+WAITS = "Waiting for 1 local, 0 remote core engine proc(s) to start.\n"
 NINJA = (
     "ninja: Entering directory `/root/.cache/flashinfer/86/cached_ops/sampling'\n"
     "nvcc fatal   : A single input file is required\n"
@@ -410,6 +419,22 @@ NINJA = (
     ("log", "about", "hint"),
     [
         (NINJA, "own-words", "FLASHINFER_SAMPLER=0"),
+        (
+            FRAME.format("vllm/lora/a.py")
+            + RAISED.format("ValueError: rank 64 is greater than max_lora_rank 16."),
+            "own-words",
+            "compared with it.\nlook at",
+        ),
+        (
+            WAITS * 3,
+            "engine-awaited",
+            "py-spy dump",
+        ),
+        (
+            f"No module named 'vllm.frob'\n{ENDED}",
+            "module-missing",
+            "made for this release",
+        ),
         (
             RAISED.format("EngineCore failed to start.")
             + RAISED.format("vllm.a.Refused: this part must be another one"),
