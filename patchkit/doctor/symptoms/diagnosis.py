@@ -19,6 +19,7 @@ from patchkit.doctor.symptoms.scan import (
     BEFORE,
     BEHIND,
     SEVERE_LINE,
+    Answers,
     Hit,
     Scan,
     merged_scan,
@@ -127,7 +128,7 @@ class ReadLog:
     """The diagnoses of a log, the first cause first.
 
     ``strange`` is the first error that no symptom describes; None if a diagnosis is a root error.
-    ``family`` are the causes that its traceback shows.
+    ``family`` is the line of an unknown error → the causes that its traceback shows.
     The last start of a server is judged: the server serves from the line ``serving`` on, and was
     stopped in order at the line ``stopped``; 0 means never. ``earlier`` is the first error of the
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
@@ -137,7 +138,7 @@ class ReadLog:
 
     diagnoses: tuple[Diagnosis, ...]
     strange: Hit | None
-    family: tuple[Cause, ...] = ()
+    family: Mapping[int, tuple[Cause, ...]]
     unread: str = ""
     serving: int
     stopped: int
@@ -220,7 +221,7 @@ def _searched_texts() -> list[TextPattern]:
 
 def _judge_start(
     streams: Mapping[str, Scan],
-    answered: Mapping[str, int],
+    answered: Answers,
     machine_facts: Situation,
     whole: bool,
 ) -> ReadLog:
@@ -243,7 +244,8 @@ def _judge_start(
     hits = [diagnosis.hit for diagnosis in diagnoses]
 
     strange, request = _first_strange(log, streams, lives, diagnoses)
-    hits += filter(None, (strange, request))
+    unknown = [*filter(None, (strange, request))]
+    hits += unknown
 
     shown_numbers = set[int]()
     for hit in hits:
@@ -253,7 +255,7 @@ def _judge_start(
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
-        family=evidence.strange_causes(strange) if strange else (),
+        family={hit.number: evidence.strange_causes(hit) for hit in unknown},
         request=request,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
@@ -361,7 +363,7 @@ def _strange_hits(
 
             if life.is_request(hit):
                 requests.append(hit)
-            elif not life.outlived(hit.number, hit.number):
+            elif not life.outlived(hit, hit.number):
                 errors.append(hit)
 
     return errors, requests

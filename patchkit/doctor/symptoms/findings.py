@@ -56,21 +56,27 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         why = f"{findings[0].why}\n{count}".lstrip()
         findings[0] = replace(findings[0], why=why)
 
+    if log.request:
+        request = _unknown_error(log, log.request)
+        what = f"a request failed, and the server goes on: {request.what}"
+        request = replace(
+            request,
+            level=Level.NOTE,
+            about=_REQUEST,
+            what=what,
+        )
+        findings.append(request)
+
     is_well = not worst(findings, Level.ERROR, Level.WARNING)
-    judged = f"an earlier start failed, the last of {log.begun} is judged"
-    notes = {
-        "earlier-start": (log.earlier, judged),
-        _REQUEST: (log.request, "a request failed, and the server goes on"),
-    }
-    for about, (hit, text) in notes.items():
-        if hit:
-            note = Finding(
-                level=Level.NOTE,
-                about=about,
-                line=hit.number,
-                what=f"{text}: {_shorten(hit.text)}",
-            )
-            findings.append(note)
+    if log.earlier:
+        text = f"an earlier start failed, the last of {log.begun} is judged"
+        note = Finding(
+            level=Level.NOTE,
+            about="earlier-start",
+            line=log.earlier.number,
+            what=f"{text}: {_shorten(log.earlier.text)}",
+        )
+        findings.append(note)
 
     if log.unread:
         unread = Finding(
@@ -129,17 +135,18 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     ]
     message = "\n".join([hit.text, *behind])
 
+    family = log.family[hit.number]
     kinds = WORDS["kind"]
-    kind = next((cause.id for cause in log.family if cause.id in kinds), "unknown")
+    kind = next((cause.id for cause in family if cause.id in kinds), "unknown")
     if states_cause(message):
         kind = "own-words"
 
-    hints = [own_advice(message)[:_SHOWN], *(cause.cure for cause in log.family)]
-    hints += [f"`{cause.command}`" for cause in log.family if cause.command]
+    hints = [own_advice(message)[:_SHOWN], *(cause.cure for cause in family)]
+    hints += [f"`{cause.command}`" for cause in family if cause.command]
     if not any(hints):
         hints.append(kinds[kind].get("cure", ""))
 
-    shown += [cause.cause for cause in log.family]
+    shown += [cause.cause for cause in family]
     return Finding(
         kind=HostError,
         about=kind,

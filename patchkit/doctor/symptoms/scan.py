@@ -50,7 +50,13 @@ _DIGITS = re.compile("[0-9]+")
 _HARMLESS = re.compile("|".join(_SEVERE["harmless"]))
 _LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
 _SHOWN = 1000  # characters of a line around the one that is looked at
-_ANSWERED = [re.compile(form.encode()) for form in FORMS["answered"]]
+_ANSWERED = {
+    kind: [re.compile(form.encode()) for form in forms]
+    for kind, forms in FORMS["answered"].items()
+}
+
+Answers = dict[tuple[str, str], int]
+"""Kind of an answer to a request, and stream → the last line which tells of such an answer."""
 
 
 class GrepLine(NamedTuple):
@@ -140,14 +146,14 @@ class LogScan:
     """The texts that a log has, by stream: the name of a container or node, "" if lines name none.
 
     ``streams`` has the texts of a server's last start, ``before`` those of the start before that;
-    ``begun`` counts the starts. ``answered`` is stream → the last line which says that a request
-    was answered. ``unread`` says what was not looked at, "" if all was.
+    ``begun`` counts the starts, ``answered`` has the last answers, and ``unread`` says what was
+    not looked at, "" if all was.
     """
 
     streams: dict[str, Scan] = field(default_factory=dict)
     before: dict[str, Scan] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
-    answered: dict[str, int] = field(default_factory=dict)
+    answered: Answers = field(default_factory=dict)
     unread: str = ""
 
     def begin(self, stream: str, kinds: Iterable[_Kind]) -> None:
@@ -372,11 +378,11 @@ def _parse_printed(printed: str) -> list[GrepLine] | list[None]:
 
 def _whole_lines(
     chunks: Iterable[bytes],
-    answered: dict[str, int],
+    answered: Answers,
 ) -> Iterator[bytes]:
     """Yield whole lines without quoted texts, several at once; a line that is too long in pieces.
 
-    Store stream → the last line which says that a request was answered in ``answered``.
+    Store the last answers in ``answered``.
     """
     latin_1 = getincrementaldecoder("latin-1")()
     line_feeds = IncrementalNewlineDecoder(latin_1, translate=True)
@@ -418,18 +424,21 @@ def _whole_lines(
 def _note_answer(
     lines: bytes,
     number: int,
-    answered: dict[str, int],
+    answered: Answers,
 ) -> None:
-    """Store the last of these lines which says that a request was answered.
+    """Store the last of these lines which tells of each kind of answer to a request.
 
     ``number`` is the number of lines before ``lines``.
     """
-    answers = chain.from_iterable(form.finditer(lines) for form in _ANSWERED)
-    place = max((answer.start() for answer in answers), default=-1)
-    if place >= 0:
+    for kind, forms in _ANSWERED.items():
+        answers = chain.from_iterable(form.finditer(lines) for form in forms)
+        place = max((answer.start() for answer in answers), default=-1)
+        if place < 0:
+            continue
+
         begin = lines.rfind(b"\n", 0, place) + 1
         before = lines[begin:place].decode(errors="replace")
         stream = log_line(0, before).stream
 
         lines_before = lines.count(b"\n", 0, begin)
-        answered[stream] = number + lines_before + 1
+        answered[kind, stream] = number + lines_before + 1

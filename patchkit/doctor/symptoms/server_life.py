@@ -6,51 +6,57 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from patchkit.doctor.symptoms.scan import Hit, Scan
+from patchkit.doctor.symptoms.scan import Answers, Hit, Scan
 from patchkit.doctor.symptoms.symptom import Symptom, log_words, symptoms
+
+_FRONT_END = "APIServer"
 
 
 @dataclass(slots=True, kw_only=True)
 class Life:
     """The numbers of the lines where a server began to serve, last answered, and was stopped.
 
-    0 means never. ``ended`` says that a symptom which no server outlives came while it served.
+    0 means never. Of the answers, ``served`` was to a request, not to a question about health.
+    ``ended`` says that a symptom which no server outlives came while it served.
     """
 
     serving: int
     answered: int
+    served: int
     stopped: int
     ended: bool = False
 
-    def outlived(self, first: int, last: int) -> bool:
-        """Return whether the server outlived an error in the lines ``first`` to ``last``.
+    def outlived(self, hit: Hit, last: int) -> bool:
+        """Return whether the server outlived an error from the line of ``hit`` to ``last``.
 
         An error before the server serves, or after it was stopped in order, counts as outlived.
+        So does an error of the front end if a later request was answered.
         """
         if not self.serving:
             return False
 
         was_before = last < self.serving
-        was_behind = 0 < self.stopped < first
+        was_behind = 0 < self.stopped < hit.number
         if was_before or was_behind:
             return True
 
-        return last < self.answered and not self.ended
+        answered = self.served if _FRONT_END in hit.who else self.answered
+        return last < answered and not self.ended
 
     def is_request(self, hit: Hit) -> bool:
-        """Return whether an error is of a request: the front end's, while the engine serves."""
+        """Return whether an error is of a request to a server that answers other requests."""
         was_serving = 0 < self.serving < hit.number
-        return was_serving and not self.ended and "APIServer" in hit.who
+        goes_on = self.served > 0 and not self.ended
+        return was_serving and goes_on and _FRONT_END in hit.who
 
 
 def server_lives(
     streams: Mapping[str, Scan],
-    answered: Mapping[str, int],
+    answered: Answers,
 ) -> Mapping[str, Life]:
     """Return stream → the life of its server.
 
     A stream without a server, such as a worker's, gets the life of the first server that served.
-    ``answered`` is stream → the last line which says that a request was answered.
     """
     endings: list[str] = []
     for symptom in symptoms().values():
@@ -58,7 +64,7 @@ def server_lives(
             endings += symptom.says
 
     lives = {
-        name: _stream_life(part, answered.get(name, 0), endings)
+        name: _stream_life(name, part, answered, endings)
         for name, part in streams.items()
     }
 
@@ -80,11 +86,14 @@ def server_lives(
 
 
 def _stream_life(
+    name: str,
     part: Scan,
-    answered: int,
+    answers: Answers,
     endings: list[str],
 ) -> Life:
     marks = log_words().marks
+    served = answers.get(("request", name), 0)
+    answered = max(served, answers.get(("health", name), 0))
     # A part of a log that begins behind the start of a server that answers: it served all along.
     is_rest = answered > 0 == part.first_line_of(marks["start"])
     serving = part.first_line_of(marks["serving"]) or int(is_rest)
@@ -99,6 +108,7 @@ def _stream_life(
     return Life(
         serving=serving,
         answered=answered,
+        served=served,
         stopped=stopped,
     )
 
@@ -128,5 +138,5 @@ def unsurvived_hits(
         is_clients_fault = symptom.request and life.serving > 0
 
         last_line = part.last_line_of(symptom.says)
-        if not is_clients_fault and not life.outlived(first_hit.number, last_line):
+        if not is_clients_fault and not life.outlived(first_hit, last_line):
             yield first_hit

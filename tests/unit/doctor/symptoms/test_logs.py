@@ -117,6 +117,7 @@ REFUSED = (
     "(APIServer pid=1) ERROR 11-22 10:00:00 [a.py:1] Error in preprocessing prompt\n"
 )
 OK_LINE = f"{REQUEST}200 OK\n"
+HEALTH = '(APIServer pid=1) INFO:     10.0.0.9:5 - "GET /health HTTP/1.1" 200 OK\n'
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,9 @@ OK_LINE = f"{REQUEST}200 OK\n"
         (UP + RECOMPUTES + RATE.format("27.1"), 0),
         (UP + RECOMPUTES + RATE.format("0.0"), 1),
         (OK_LINE + REFUSED + f"{REQUEST}400 Bad Request\n" + OK_LINE, 0),
+        (UP + REFUSED + f"{REQUEST}500 Internal Server Error\n" + HEALTH, 1),
+        (UP + OK_LINE + REFUSED + f"{REQUEST}500 Internal Server Error\n", 0),
+        (UP + "Out of memory: Killed process 7 (a)\n" + OK_LINE, 1),
         (RECOMPUTES + OK_LINE, 0),
         (OK_LINE + RECOMPUTES, 1),
         ("vLLM API server version 0.25.1\n" + RECOMPUTES, 1),
@@ -409,6 +413,19 @@ ARGS = "INFO 11-22 10:00:00 [a.py:1] args: {'speculative_config': {'method': 'mt
 
 ENDED = "srun: error: gb200-117: task 0: Exited with exit code 1\n"
 WAITS = "Waiting for 1 local, 0 remote core engine proc(s) to start.\n"
+TREE = (
+    "132.3   × Failed to download `a==1`\n132.3   ├─▶ Request failed after 3 retries\n"
+    "132.3   ╰─▶ {}\n------\nERROR: failed to build: failed to solve: exit code: 1\n"
+)
+PARSER = (
+    '{}  File "/v/site-packages/vllm/tool_parsers/qwen3coder.py", line 5, in extract\n'
+)
+STREAMS = (
+    UP
+    + OK_LINE
+    + PARSER.format(REFUSED.rpartition("Error")[0])
+    + REFUSED.replace("Error in preprocessing prompt", "IndexError: out of range")
+)
 NINJA = (
     "ninja: Entering directory `/root/.cache/flashinfer/86/cached_ops/sampling'\n"
     "nvcc fatal   : A single input file is required\n"
@@ -441,6 +458,8 @@ NINJA = (
             "own-words",
             "version of a driver",
         ),
+        (TREE.format("operation timed out"), "download-timeout", "UV_HTTP_TIMEOUT"),
+        (STREAMS, "request-error", "--tool-call-parser"),
         (
             SRC + DRAFTS + RAISED.format(ASSERTED),
             "device-assert",
