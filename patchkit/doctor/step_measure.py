@@ -39,6 +39,7 @@ from patchkit.runtime.host.probe import parse_rows, query_gpus
 
 _LOAD = read_toml(Fields, RECIPES / "bench.toml", key="load")
 _POLL = 0.5  # seconds between two looks at the GPUs and the metrics
+_NEEDED = {"steps", "generated", "running", "kv-usage"}  # of a look that counts
 
 
 @frozen
@@ -134,9 +135,13 @@ def _measure_load(
         for answer in answers:
             answer.result()
 
+    # A busy server may leave out an answer.
+    rows = [row for row in rows if row.keys() >= _NEEDED] or [
+        dict.fromkeys(_NEEDED, 0.0)
+    ]
     last = rows[-1]
     moved = {name: last[name] - rows[0].get(name, 0.0) for name in last}
-    if moved.get("steps", 0.0) <= 0:
+    if moved["steps"] <= 0:
         raise HostError(
             f"{server.url}: /metrics counts no steps meanwhile",
             hint="start the server without --disable-log-stats; `patchkit doctor`",
@@ -180,6 +185,7 @@ def _rates(moved: Fields, means: Fields, process: ServerProcess) -> Fields:
     """Return quantities of a step, and shares of the time."""
     seconds = moved["time"]
     drafted = moved.get("drafted", 0.0)
+    drafts = max(moved.get("drafts", 0.0), 1.0)
     # A process that ended meanwhile has no delay.
     delays = {name: moved.get(name, 0.0) / seconds for name in process.engines.values()}
     most = max(delays, key=delays.__getitem__)
@@ -189,8 +195,8 @@ def _rates(moved: Fields, means: Fields, process: ServerProcess) -> Fields:
         "step_ms": seconds / moved["steps"] * 1000,
         "tokens": moved["generated"] / moved["steps"],
         "speed": moved["generated"] / seconds,
-        "accepted": moved["accepted"] / drafted if drafted else None,
-        "drafted": drafted / moved["drafts"] if drafted else 0.0,
+        "accepted": moved.get("accepted", drafted) / drafted if drafted else None,
+        "drafted": drafted / drafts,
         "process": most,
         "delay": delays[most],
         "host": 1 - busy / 100,

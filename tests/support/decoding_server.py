@@ -1,6 +1,6 @@
 """Serve a model that computes nothing, in steps of a fixed time, with the metrics of vLLM.
 
-    decoding_server.py PORT MODEL [--max-num-seqs N] [further flags of vLLM]
+    decoding_server.py PORT MODEL [--max-num-seqs N] [--odd JSON] [further flags of vLLM]
 
 A second process is the engine: it counts steps. Standard output is a log as vLLM writes it.
 """
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 STEP = 0.02  # seconds
 WORK = 0.01  # seconds of a core that a step takes
@@ -35,6 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     present = 0
     limit = 256
     model = ""
+    odd: ClassVar[dict[str, object]] = {}  # figures in place of others
     steps = multiprocessing.Value("d", 0.0)
 
     def do_GET(self) -> None:
@@ -47,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
                 "num_requests_waiting": self.present - running,
                 "kv_cache_usage_perc": 0.1,
             }
+            rows |= self.odd
             self.reply(
                 "".join(f"vllm:{name} {value}\n" for name, value in rows.items())
             )
@@ -92,11 +95,13 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--odd", type=json.loads, default={})
     given, _others = parser.parse_known_args()
     sys.stdout.write(LOG.format(model=given.model, eager=given.enforce_eager) + "\n")
     sys.stdout.flush()
     Handler.model = given.model
     Handler.limit = given.max_num_seqs
+    Handler.odd = given.odd
     engine = multiprocessing.Process(
         target=run_engine, args=[Handler.steps], daemon=True
     )

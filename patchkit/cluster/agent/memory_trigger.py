@@ -99,7 +99,7 @@ class RankGroup:
 
     ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
     only root may write that, as for docker's containers, whose processes are the user's.
-    ``ended`` says whether it was ended at once, None before.
+    ``ended`` says whether it was ended at once, None before, and once there is memory again.
     """
 
     members: int
@@ -139,6 +139,7 @@ class Trigger:
     def __init__(self, floor: float, mark: float, channel: socket.socket) -> None:
         self.floor = floor  # KiB: below it the rank ends
         self.mark = mark  # and below this one if all processes wait
+        self._enough = mark
         self._channel = channel
         self._reader = MemoryReader()
         self._groups: list[RankGroup] = []
@@ -172,6 +173,10 @@ class Trigger:
         memory = self._reader.read()
         if memory.left < (self.mark if memory.is_stalled else self.floor):
             self._end_rank(memory)
+        elif memory.left >= self._enough:
+            # The next start may run in the same group, beside a process that hangs in the kernel.
+            for group in self._groups:
+                group.ended = None
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
 

@@ -46,7 +46,7 @@ _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling
 _FEW = 16  # tokens: the first ones of some models are special tokens without text
 _MODELS = 64  # names: further models of a server are left out
 _MOMENT = 1.0  # seconds between two reads of the counters
-_LARGEST = 1e12  # of a figure
+_LARGEST = 1e12  # of a figure: a server may say anything
 _PATIENCE = 120.0  # seconds for a server that nothing watches: the default of `frozen`
 _UNASKED = ServerLife(DOUBT, "it was not asked")
 
@@ -76,7 +76,9 @@ def read_figures(text: str) -> dict[str, float]:
         with contextlib.suppress(ValueError, StopIteration):
             rows = next(filter(None, map(series.get, metric.names)))
             values = [
-                read_count(value) for labels, value in rows if metric.where in labels
+                min(read_count(value), _LARGEST)
+                for labels, value in rows
+                if metric.where in labels
             ]
             # A counter has no series for a label before the first such event.
             figures[metric.id] = fold(values or [0.0])
@@ -254,8 +256,6 @@ def _find_speed(
     if not figures.keys() & former.keys() >= {"generated", "running", "kv-usage"}:
         return None
 
-    # A server may say anything: no figure is below 0 or infinite, and none is larger than this.
-    figures = {name: min(value, _LARGEST) for name, value in figures.items()}
     tokens = max(figures["generated"] - former["generated"], 0.0)
     requests = max(figures["running"], 1.0)
     drafts = max(figures.get("drafts", 0.0), 1.0)

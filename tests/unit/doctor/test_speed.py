@@ -187,8 +187,11 @@ def free_port():
 
 
 @pytest.fixture
-def port(tmp_path):
-    """Return the port of a server that runs two requests at once, with a model in tmp_path."""
+def port(tmp_path, request):
+    """Return the port of a server that runs two requests at once, with a model in tmp_path.
+
+    A parameter has figures of its metrics.
+    """
     number = free_port()
     shape = {"num_hidden_layers": 8, "hidden_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(shape))
@@ -198,6 +201,7 @@ def port(tmp_path):
     length = len(header).to_bytes(8, "little")
     (tmp_path / "model.safetensors").write_bytes(length + header)
     words = [sys.executable, SERVER, str(number), tmp_path, "--max-num-seqs", "2"]
+    words += ["--odd", json.dumps(getattr(request, "param", {}))]
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(words, stdout=log) as server,
@@ -236,6 +240,19 @@ def test_bench_explains_a_server_that_runs(port, tmp_path, cli):
     assert shape == ("2", 8, 0.008)
     assert measured["step_ms"] >= 1000 * STEP
     assert json.loads((tmp_path / "why.json").read_text()) == step
+
+
+@pytest.mark.parametrize(
+    "port",
+    [{"num_requests_running": "NaN"}, {"kv_cache_usage_perc": ""}],
+    indirect=True,
+)
+def test_metrics_without_a_needed_figure_are_no_traceback(port, tmp_path, cli):
+    need("ss")
+    url = f"http://127.0.0.1:{port}"
+    words = ("bench", "--why", "toy", "--url", url, "--seconds", "1", "-o", tmp_path)
+    done = cli(*words, rc=9)
+    assert "/metrics counts no steps" in done.stderr
 
 
 def test_without_a_server_bench_says_what_to_start(cli):

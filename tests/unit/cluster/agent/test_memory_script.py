@@ -212,6 +212,21 @@ def test_another_group_of_the_same_name_is_the_next_start(group):
         assert rank.wait(5) == -9
 
 
+def test_a_start_in_the_group_of_the_former_one_is_ended_too(group, monkeypatch):
+    """systemd keeps a group in which a process hangs: it is that of the next start."""
+    memory = memory_trigger.MemoryLeft(GIB, False)
+    monkeypatch.setattr(MemoryReader, "read", lambda _: memory)
+    guard = guard_with(2, group)
+    for _ in range(2):
+        with rank_in(group, "sleep", "99") as rank:
+            memory = memory_trigger.MemoryLeft(99 * GIB, False)
+            look(guard)
+            assert rank.poll() is None
+            memory = memory_trigger.MemoryLeft(GIB, False)
+            look(guard)
+            assert rank.wait(5) == -9
+
+
 def test_figures_are_on_the_disk_and_say_that_systemd_ended_the_guard():
     guard = guard_with(0.001)
     look(guard)
