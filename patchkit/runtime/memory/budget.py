@@ -34,7 +34,8 @@ class Beside:
 
     context_gib: float
     rounding_gib: float
-    graphs_gib: float
+    graph_gib: float
+    graph_layer_gib: float
     network_gib: float
     engine_gib: float
     server_gib: float

@@ -7,7 +7,6 @@ recurrent layer. A state takes one block, so blocks are at least as large as a s
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import Any
 from patchkit.frozen import Values, frozen
 from patchkit.runtime.memory.budget import PrefixRules, load_budget
 from patchkit.runtime.memory.checkpoint import head_size, read_count
-from patchkit.runtime.memory.weights import Division, division_of
+from patchkit.runtime.memory.weights import Division, division_of, drafting_settings
 from patchkit.runtime.rules.presets import DRAFTING
 from patchkit.runtime.rules.releases import within
 
@@ -67,7 +66,7 @@ class CacheShape:
 
     def request_bytes(self, tokens: int) -> float:
         """Return the bytes that one request with so many tokens takes."""
-        width = self._group_width()
+        width = self.group_width()
         block = self._block_tokens()
 
         size = 0.0
@@ -89,10 +88,9 @@ class CacheShape:
 
     def longest_context(self, free_bytes: float, most: int) -> int:
         """Return the most tokens, up to ``most``, of a request that fits, 0 if none does."""
-        lengths = range(1, most + 1)
-        return bisect_right(lengths, free_bytes, key=self.request_bytes)
+        return bisect_right(range(1, most + 1), free_bytes, key=self.request_bytes)
 
-    def _group_width(self) -> int:
+    def group_width(self) -> int:
         """Return how many layers of a kind vLLM puts into one group."""
         counts = [group.layers for group in self.groups]
         most = max(counts)
@@ -139,7 +137,7 @@ def cache_shape(
     return CacheShape(
         groups=tuple(groups),
         batch=batch,
-        states=rules.states and rules.states + _count_drafted(flags),
+        states=rules.states and rules.states + count_drafted(flags),
         block=rules.block or _first_count(config, "chunk") or _BLOCK,
     )
 
@@ -209,8 +207,9 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def _window(config: Mapping[str, Any]) -> int:
-    window = read_count(config, "sliding_window")
-    return window or read_count(config, "attention_chunk_size")
+    return read_count(config, "sliding_window") or read_count(
+        config, "attention_chunk_size"
+    )
 
 
 def _token_bytes(
@@ -236,7 +235,7 @@ def _token_bytes(
 
 def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
     """Return the bytes of a recurrent layer's state for one request, 0 if unknown."""
-    kernel = _first_count(config, "kernel") - 1 + _count_drafted(flags)
+    kernel = _first_count(config, "kernel") - 1 + count_drafted(flags)
     if value_heads := _first_count(config, "value_heads"):
         key_size = _first_count(config, "key_size")
         value_size = _first_count(config, "value_size")
@@ -261,10 +260,9 @@ def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
     return kernel * channels * _PLAIN_BYTES + values * size
 
 
-def _count_drafted(flags: Values) -> int:
+def count_drafted(flags: Values) -> int:
     """Return the tokens that are drafted at once; each takes a state and a step of the kernel."""
-    drafted = json.loads(flags.get(DRAFTING, "{}")).get("num_speculative_tokens")
-    return drafted if isinstance(drafted, int) else 0
+    return read_count(drafting_settings(flags), "num_speculative_tokens")
 
 
 def _prefix_rules(config: Mapping[str, Any], flags: Values, vllm: str) -> PrefixRules:
@@ -279,5 +277,4 @@ def _prefix_rules(config: Mapping[str, Any], flags: Values, vllm: str) -> Prefix
 
 def _first_count(config: Mapping[str, Any], name: str) -> int:
     """Return the number for which configs have several keys, 0 if there is none."""
-    counts = [read_count(config, key) for key in load_budget().state[name]]
-    return max(counts)
+    return max(read_count(config, key) for key in load_budget().state[name])

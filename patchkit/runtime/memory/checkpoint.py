@@ -98,8 +98,9 @@ def find_checkpoint(model: str, environment: Values) -> Checkpoint | None:
     If there are several, return the one with the most bytes read for a token. Return None if none
     can be read.
     """
-    folders = model_folders(model, environment)
-    checkpoints = filter(None, map(folder_checkpoint, folders))
+    checkpoints = filter(
+        None, map(folder_checkpoint, model_folders(model, environment))
+    )
     return max(checkpoints, key=lambda checkpoint: checkpoint.reads, default=None)
 
 
@@ -261,8 +262,8 @@ def weights_gib(model: str, environment: Values) -> float | None:
 
     Only files named ``*.safetensors`` count, and no link to a blob that is not downloaded yet.
     """
-    largest = 0
-    for folder in model_folders(model, environment):
-        size = sum(file.stat().st_size for file in _weight_files(folder))
-        largest = max(largest, size)
-    return largest / BYTES_PER_GIB or None
+    sizes = [
+        sum(file.stat().st_size for file in _weight_files(folder))
+        for folder in model_folders(model, environment)
+    ]
+    return max(sizes) / BYTES_PER_GIB or None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from patchkit.frozen import Values
 from patchkit.runtime.memory.plan import BATCH, CACHE_BYTES, LENGTH, SEQUENCES, SHARE
-from patchkit.runtime.memory.weights import LAYER_PARTS, TENSOR_PARTS
+from patchkit.runtime.memory.weights import LAYER_PARTS, TENSOR_PARTS, drafting_settings
 from patchkit.runtime.rules.presets import DRAFTING
 
 _NUMBERS = (LENGTH, SEQUENCES, BATCH, CACHE_BYTES, TENSOR_PARTS, LAYER_PARTS)
@@ -40,7 +40,7 @@ def given_flags(words: Sequence[str]) -> Values:
 
 def given_drafter(words: Sequence[str]) -> str:
     """Return the model that the flags among words let draft, "" for none."""
-    model = json.loads(given_flags(words).get(DRAFTING, "{}")).get("model", "")
+    model = drafting_settings(given_flags(words)).get("model")
     return model if isinstance(model, str) else ""
 
 

@@ -14,17 +14,12 @@ from typing import Any
 
 from patchkit.frozen import Values, frozen, positional
 from patchkit.runtime.memory.budget import load_budget
-from patchkit.runtime.memory.cache import CacheShape, cache_shape
-from patchkit.runtime.memory.checkpoint import (
-    EXPERTS_PER_TOKEN,
-    Checkpoint,
-    read_count,
-)
+from patchkit.runtime.memory.cache import CacheShape, cache_shape, count_drafted
+from patchkit.runtime.memory.checkpoint import EXPERTS_PER_TOKEN, Checkpoint, read_count
 from patchkit.runtime.memory.pool import MemoryPool
 from patchkit.runtime.memory.weights import (
     LAYER_PARTS,
     TENSOR_PARTS,
-    Division,
     Weights,
     division_of,
     embedding_bytes,
@@ -53,9 +48,10 @@ _WHOLE_FILES = ("fastsafetensors", "instanttensor")  # loaders that hold a whole
 _OF_THE_MODEL = ("processes", "kept free")  # what a start adds to a running system
 _LENGTH_DIGITS = 15  # digits of a number of tokens; no model has that many tokens
 _PLAIN_BYTES = 2
-_SAMPLER_BYTES = (
-    20  # per sequence and entry of the vocabulary: logits, sorted, indices, sums
-)
+# Bytes per row of logits and entry of the vocabulary.
+_SAMPLER_BYTES = 20  # logits, sorted, indices, sums
+_PENALTY_BYTES = 4  # counts of tokens, which vLLM keeps
+_MOST_GRAPHS = 51  # of up to 512 rows
 _MLA_WORKSPACE = 65536  # tokens for which MLA unpacks keys and values at once
 
 
@@ -85,17 +81,11 @@ class MemoryRequest:
     ray: bool
     vllm: str
 
-    @property
-    def share(self) -> float:
-        """Return the part of the memory that vLLM may take."""
-        return float(self.flags.get(SHARE, load_budget().size.share))
-
     def on(self, nodes: int) -> MemoryRequest:
         """Return the same request for another number of nodes."""
         has_pipeline = division_of(self.flags).layer > 1 or nodes not in _TENSOR_PARTS
-        parts = (1, nodes) if has_pipeline else (nodes, 1)
-        tensor_parts, layer_parts = map(str, parts)
-        division = {TENSOR_PARTS: tensor_parts, LAYER_PARTS: layer_parts}
+        divided = LAYER_PARTS if has_pipeline else TENSOR_PARTS
+        division = {TENSOR_PARTS: "1", LAYER_PARTS: "1", divided: str(nodes)}
         return replace(self, nodes=nodes, flags={**self.flags, **division})
 
 
@@ -110,6 +100,7 @@ class MemoryPlan:
     """
 
     pool: MemoryPool
+    total_gib: float
     share: float
     rows: tuple[MemoryRow, ...]
     outside: tuple[MemoryRow, ...]
@@ -123,12 +114,6 @@ class MemoryPlan:
     def is_whole(self) -> bool:
         """Return whether the plan has all parts, and no margin in their place."""
         return self.cache is not None
-
-    @property
-    def total_gib(self) -> float:
-        """Return the size of the memory."""
-        assert self.pool.gib is not None
-        return self.pool.gib
 
     @property
     def rows_gib(self) -> float:
@@ -176,8 +161,9 @@ class MemoryPlan:
     @property
     def _start_gib(self) -> float:
         """Return what a start adds to a running system, without the cache."""
-        processes = [row.gib for row in self.outside if row.name in _OF_THE_MODEL]
-        return self.rows_gib + sum(processes)
+        return self.rows_gib + sum(
+            row.gib for row in self.outside if row.name in _OF_THE_MODEL
+        )
 
     def share_within(self, free_gib: float) -> float:
         """Return the largest share, in hundredths, that takes no more than is free."""
@@ -242,13 +228,14 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
     rows = _known_rows(request)
     outside: tuple[MemoryRow, ...] = ()
     if checkpoint and shape:
-        rows = tuple(_rank_rows(request, checkpoint, batch))
+        rows = tuple(_rank_rows(request, checkpoint, shape))
         outside = tuple(_outside_rows(request))
 
     most = read_count(checkpoint.config, "max_position_embeddings") if checkpoint else 0
     return MemoryPlan(
         pool=request.pool,
-        share=request.share,
+        total_gib=request.pool.gib,
+        share=float(request.flags.get(SHARE, load_budget().size.share)),
         rows=rows,
         outside=outside,
         cache=shape,
@@ -261,8 +248,7 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
 
 def _with_defaults(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with what configs of its kind of model leave out."""
-    kind = str(checkpoint.config.get("model_type"))
-    defaults = load_budget().defaults.get(kind, {})
+    defaults = load_budget().defaults.get(str(checkpoint.config.get("model_type")), {})
     return replace(checkpoint, config={**defaults, **checkpoint.config})
 
 
@@ -297,7 +283,7 @@ def _known_rows(request: MemoryRequest) -> tuple[MemoryRow, ...]:
 
 
 def _rank_rows(
-    request: MemoryRequest, checkpoint: Checkpoint, batch: int
+    request: MemoryRequest, checkpoint: Checkpoint, shape: CacheShape
 ) -> Iterator[MemoryRow]:
     """Yield what a rank takes on the GPU beside the cache."""
     flags = request.flags
@@ -310,56 +296,66 @@ def _rank_rows(
         part = request.drafter_gib / division.tensor
         yield MemoryRow("drafter", part, "its files")
 
-    size = activation_bytes(checkpoint, division, flags, batch) / BYTES_PER_GIB
-    yield MemoryRow("activations", size, f"{batch} tokens at once")
-    graphs = 0.0 if "--enforce-eager" in flags else beside.graphs_gib
+    size = _activation_bytes(checkpoint, division.tensor, flags, shape) / BYTES_PER_GIB
+    yield MemoryRow("activations", size, f"{shape.batch} tokens at once")
+    graphs = 0.0
+    if "--enforce-eager" not in flags:
+        layers = read_count(checkpoint.config, "num_hidden_layers") / division.layer
+        # vLLM makes graphs of 1, 2, 4 and each eighth number of rows, up to two steps' rows.
+        sizes = min(3 + _logit_rows(flags) // 4, _MOST_GRAPHS)
+        graphs = sizes * (beside.graph_gib + beside.graph_layer_gib * layers)
     yield MemoryRow("CUDA", beside.context_gib + graphs, "measured on an H200")
     if request.nodes > 1:
         yield MemoryRow("NCCL", beside.network_gib, "assumed")
 
 
-def activation_bytes(
-    checkpoint: Checkpoint, division: Division, flags: Values, batch: int
+def _activation_bytes(
+    checkpoint: Checkpoint, tensor_parts: int, flags: Values, shape: CacheShape
 ) -> float:
     """Return the most that a rank takes beside weights and cache while it computes.
 
     Its peak is one of three: a step with the largest batch; sampling for all sequences; or the
-    first compilation, in which torch tries kernels on a copy of the table of embeddings. Beside
-    the peak, vLLM samples once more for all sequences, and keeps that memory.
+    first compilation, in which torch tries kernels on a copy of the table of embeddings. Counts
+    of tokens and the workspace of experts stay beside the peak.
     """
     config = checkpoint.config
-    sequences = _read_number(flags, SEQUENCES, _DEFAULT_SEQUENCES)
-    vocabulary = read_count(config, "vocab_size")
-    sampling = sequences * vocabulary * _SAMPLER_BYTES
+    hidden = read_count(config, "hidden_size")
+    inner = read_count(config, "intermediate_size") / tensor_parts
+    step = 4 * hidden + 3 * inner
+
+    # vLLM keeps two workspaces, for what goes into the chosen experts and for what comes out.
+    expert_inner = read_count(config, "moe_intermediate_size") / tensor_parts
+    experts = max(read_count(config, key) for key in EXPERTS_PER_TOKEN)
+    workspaces = experts * (hidden + max(hidden, 2 * expert_inner))
 
     compiling = 0.0
     if "--enforce-eager" not in flags:
-        compiling = embedding_bytes(checkpoint, division.tensor)
+        compiling = embedding_bytes(checkpoint, tensor_parts)
+    if cache := _read_number(flags, CACHE_BYTES, 0):
+        # vLLM measures nothing then, and its tensors of the cache get the memory of that copy.
+        compiling %= cache / shape.group_width()
 
-    step = batch * _step_width(config, division.tensor) * _PLAIN_BYTES
-    workspace = _mla_width(config, division.tensor) * _MLA_WORKSPACE * _PLAIN_BYTES
-    return max(step + workspace, sampling, compiling) + sampling
-
-
-def _step_width(config: Mapping[str, Any], tensor_parts: int) -> float:
-    """Return how many numbers a layer computes for a token, at most."""
-    hidden = read_count(config, "hidden_size")
-    dense = 3 * read_count(config, "intermediate_size") / tensor_parts
-
-    experts = max(read_count(config, key) for key in EXPERTS_PER_TOKEN)
-    inner = read_count(config, "moe_intermediate_size")
-    routed = experts * (3 * inner / tensor_parts + hidden)
-    return 4 * hidden + max(dense, routed)
+    logits = _logit_rows(flags) * read_count(config, "vocab_size")
+    numbers = shape.batch * step + _mla_numbers(config, tensor_parts)
+    peak = max(numbers * _PLAIN_BYTES, logits * _SAMPLER_BYTES, compiling)
+    return peak + logits * _PENALTY_BYTES + shape.batch * workspaces * _PLAIN_BYTES
 
 
-def _mla_width(config: Mapping[str, Any], tensor_parts: int) -> float:
-    """Return the numbers per token of MLA's workspace for prompts, 0 for other attention."""
+def _logit_rows(flags: Values) -> int:
+    """Return how many tokens are sampled at once: drafted ones are checked with the others."""
+    sequences = _read_number(flags, SEQUENCES, _DEFAULT_SEQUENCES)
+    return sequences * (1 + count_drafted(flags))
+
+
+def _mla_numbers(config: Mapping[str, Any], tensor_parts: int) -> float:
+    """Return the numbers in MLA's workspace for prompts, 0 for other attention."""
     rank = read_count(config, "kv_lora_rank")
     if not rank:
         return 0
     head = read_count(config, "qk_nope_head_dim") + read_count(config, "v_head_dim")
     unpacked = read_count(config, "num_attention_heads") * head / tensor_parts
-    return unpacked + rank + read_count(config, "qk_rope_head_dim")
+    width = unpacked + rank + read_count(config, "qk_rope_head_dim")
+    return width * _MLA_WORKSPACE
 
 
 def _outside_rows(request: MemoryRequest) -> Iterator[MemoryRow]:

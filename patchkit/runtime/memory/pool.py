@@ -55,8 +55,9 @@ def _find_pool(host: Host, node: Node) -> MemoryPool:
     if is_unified(host.target):
         if host.memory is None:
             return _assumed_pool(node.target, "/proc/meminfo cannot be read")
-        gib = host.memory.total / KIB_PER_GIB
-        return MemoryPool(gib=gib, shared=True, whose="this host")
+        return MemoryPool(
+            gib=host.memory.total / KIB_PER_GIB, shared=True, whose="this host"
+        )
 
     gpu = host.gpus[0]
     if gpu.memory is None:

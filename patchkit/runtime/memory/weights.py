@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 
-from patchkit.frozen import Values, frozen
+from patchkit.foreign import positive_number
+from patchkit.frozen import Fields, Values, frozen
+from patchkit.records import read_json
 from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.memory.checkpoint import (
     EMBEDDINGS,
@@ -37,7 +38,6 @@ _DRAFTING_PART = re.compile(r"(?:^|\.)mtp\w*\.")
 _KEYS_AND_VALUES = re.compile(r"\.[kv]_proj\.")
 _NEVER_LOADED = re.compile(r"rotary_emb\.|inv_freq")
 _PLAIN_BYTES = 2
-_FLOAT_BYTES = 4
 
 
 @frozen
@@ -116,6 +116,11 @@ def division_of(flags: Values) -> Division:
     )
 
 
+def drafting_settings(flags: Values) -> Fields:
+    """Return how the flags of a command let vLLM draft, {} if they do not."""
+    return read_json(Fields, flags.get(DRAFTING, "{}"))
+
+
 def rank_bytes(checkpoint: Checkpoint, division: Division, flags: Values) -> float:
     """Return the bytes of weights of the rank that holds most."""
     heads = read_count(checkpoint.config, "num_key_value_heads") or division.tensor
@@ -147,7 +152,7 @@ def embedding_bytes(checkpoint: Checkpoint, tensor_parts: int) -> float:
 
 def _loaded_tensors(checkpoint: Checkpoint, flags: Values) -> Iterator[Tensor]:
     """Yield the tensors that vLLM loads: drafting parts only if it drafts with them."""
-    drafting = json.loads(flags.get(DRAFTING, "{}"))
+    drafting = drafting_settings(flags)
     drafts_itself = bool(drafting) and "model" not in drafting
     is_tied = checkpoint.config.get("tie_word_embeddings") is True
 
@@ -170,7 +175,7 @@ def _loaded_size(tensor: Tensor) -> float:
     """Return the bytes that a tensor takes once it is loaded: vLLM computes in 16 bits."""
     is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
     if is_matrix and tensor.dtype == "F32":
-        return tensor.size * _PLAIN_BYTES / _FLOAT_BYTES
+        return tensor.size / 2
     return tensor.size
 
 
@@ -191,6 +196,7 @@ def _rope_bytes(checkpoint: Checkpoint) -> float:
     """
     config = checkpoint.config
     size = read_count(config, "qk_rope_head_dim") or head_size(config)
+    rotated_part = min(positive_number(config.get("partial_rotary_factor")) or 1, 1)
     positions = read_count(config, "max_position_embeddings")
     tables = 1 + ("rope_local_base_freq" in config)
     rounding = load_budget().beside.rounding_gib * BYTES_PER_GIB
@@ -198,4 +204,4 @@ def _rope_bytes(checkpoint: Checkpoint) -> float:
     kinds = (config.get("rotation"), config.get("position_embedding_type"))
     if "none" in kinds or "nope" in kinds:
         return 0.0
-    return tables * positions * size * _PLAIN_BYTES + rounding
+    return tables * positions * size * rotated_part * _PLAIN_BYTES + rounding

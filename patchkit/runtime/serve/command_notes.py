@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from patchkit.finding import SINGLE_REPORT
 from patchkit.frozen import Values
 from patchkit.quoting import quoted
-from patchkit.records import read_json
 from patchkit.runtime.host.host import FlashInfer
 from patchkit.runtime.memory.plan import LENGTH, LOADER, SEQUENCES, MemoryPlan
+from patchkit.runtime.memory.weights import drafting_settings
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.presets import (
-    DRAFTING,
-    Preset,
-    find_recipe,
-)
+from patchkit.runtime.rules.presets import Preset, find_recipe
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
@@ -35,8 +30,7 @@ def flag_notes(values: Values) -> Iterator[str]:
         if risk := find_code_risk(name):
             yield f"{name}: {risk}"
 
-    drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
-    if drafting:
+    if drafting := drafting_settings(values):
         by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
         yield f"it drafts{by}: faster, for code above all; --without drafter leaves it out"
 

@@ -13,8 +13,11 @@ by the specs of its layers, its groups and its blocks, which attention on CUDA h
 alone, with the sizes of one of two. The names of tensors are those of transformers. ``weights`` is
 0 with drafting: parts are shared once they are loaded.
 
-hybrid_gpu.json has rows like profile.json's, of hybrids with Mamba layers; their weights of random
-numbers were made on the GPU.
+hybrid_gpu.json and cache_bytes_gpu.json have rows like profile.json's, whose weights of random
+numbers were made on the GPU. In the latter the size of the cache was given, and the whole is what
+NVML counts for the process after 96 requests, without the cache. Two ranks were joined by NVLink,
+and took equally much; ``nccl`` is by how much their memory outside torch's exceeded that of one
+rank alone, after a step with the largest batch.
 """
 
 import json
@@ -33,7 +36,7 @@ from patchkit.runtime.serve.command_notes import context_notes
 GIB = 2**30
 PROFILE = Path(__file__).parents[3] / "data" / "memory" / "profile.json"
 HYBRIDS = json.loads(PROFILE.with_name("hybrid.json").read_text())
-ON_GPU = (PROFILE, PROFILE.with_name("hybrid_gpu.json"))
+ON_GPU = (PROFILE, *PROFILE.parent.glob("*_gpu.json"))
 KINDS = {row["kind"]: row for path in ON_GPU for row in json.loads(path.read_text())}
 H200 = MemoryPool(gib=139.8, shared=False, whose="H200")
 
@@ -71,11 +74,13 @@ def test_the_plan_is_what_vllm_took(kind):
     plan = plan_of(row)
     gib = {part.name: part.gib for part in plan.rows}
     weights = gib["weights"] + gib.get("drafter", 0.0)
-    assert weights == pytest.approx(row["weights"] / GIB, rel=0.01)
+    # What torch's allocator adds to the weights varies by so much.
+    assert weights == pytest.approx(row["weights"] / GIB, rel=0.01, abs=0.03)
     request = plan.request_gib(row["tokens"])
     assert request == pytest.approx(row["request"] / GIB, rel=0.01)
     if row["whole"]:
-        assert sum(gib.values()) == pytest.approx(row["whole"] / GIB, rel=0.02)
+        whole = (row["whole"] - row.get("nccl", 0)) / GIB
+        assert sum(gib.values()) == pytest.approx(whole, rel=0.04)
 
 
 @pytest.mark.parametrize(
