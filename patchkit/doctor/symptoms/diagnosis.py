@@ -13,7 +13,11 @@ from itertools import takewhile
 from operator import attrgetter, itemgetter
 
 from patchkit.doctor.symptoms.lines import FORMS
-from patchkit.doctor.symptoms.messages import frame_causes, setting_causes
+from patchkit.doctor.symptoms.messages import (
+    frame_causes,
+    setting_causes,
+    states_cause,
+)
 from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
@@ -312,7 +316,7 @@ def _first_strange(
         return None, request
 
     if exceptions:
-        return min(exceptions, key=_by_number), request
+        return _stated_exception(exceptions, log), request
 
     errors = [row for row in diagnoses if row.level == "error"]
     if not all(row.symptom.follows for row in errors):
@@ -325,6 +329,24 @@ def _first_strange(
         hit for hit in lines if hit.number < first_error or _RAISED.match(hit.text)
     ]
     return min(causes, key=_by_number, default=None), request
+
+
+def _stated_exception(exceptions: list[Hit], log: Scan) -> Hit:
+    """Return the first exception, or one that it led to if only that one says what is wrong."""
+    first, *others = sorted(exceptions, key=_by_number)
+    if states_cause(first.text):
+        return first
+
+    links = [
+        link.number
+        for link in log.hits_of(log_words().marks["chained"])
+        if link.who == first.who and link.number > first.number
+    ]
+    start = min(links, default=sys.maxsize)
+    linked = (
+        other for other in others if other.who == first.who and other.number > start
+    )
+    return next((other for other in linked if states_cause(other.text)), first)
 
 
 def _known_lines(log: Scan) -> dict[int, bool]:

@@ -426,6 +426,7 @@ STREAMS = (
     + PARSER.format(REFUSED.rpartition("Error")[0])
     + REFUSED.replace("Error in preprocessing prompt", "IndexError: out of range")
 )
+CHAINED = "During handling of the above exception, another exception occurred:"
 NINJA = (
     "ninja: Entering directory `/root/.cache/flashinfer/86/cached_ops/sampling'\n"
     "nvcc fatal   : A single input file is required\n"
@@ -441,6 +442,13 @@ NINJA = (
             + RAISED.format("ValueError: rank 64 is greater than max_lora_rank 16."),
             "own-words",
             "compared with it.\nlook at",
+        ),
+        (
+            RAISED.format("KeyError: 'y'")
+            + RAISED.format(CHAINED)
+            + RAISED.format(CAUSED),
+            "own-words",
+            ALIGNED,
         ),
         (
             WAITS * 3,
