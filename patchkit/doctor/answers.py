@@ -267,7 +267,7 @@ def _gap(first: Sequence[float], second: Sequence[float]) -> float:
     if len(first) != len(second):
         return _NEVER
     gaps = map(abs, map(sub, first, second))
-    return math.fsum(gaps) / max(len(first), 1)
+    return float(sum(gaps)) / max(len(first), 1)
 
 
 def _changes(start: Start, former: Start) -> str:

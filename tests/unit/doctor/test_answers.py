@@ -272,6 +272,16 @@ def test_a_node_that_lies_about_chances_and_parts():
     assert "answers-moved" in about(findings, Level.ERROR)
 
 
+def test_a_fingerprint_with_chances_that_no_model_gives():
+    healthy = recorded("healthy")
+    former = kept(healthy)
+    chances = {name: (-1e308,) * len(row) for name, row in former.logprobs.items()}
+    findings = answer_findings(
+        "spark-1", case(healthy, replace(former, logprobs=chances))
+    )
+    assert about(findings, Level.ERROR) == {"answers-moved"}
+
+
 def test_find_back_ends_in_a_log_without_any():
     assert find_back_ends(["Using model weights format", "no line"]) == "no back end"
 
