@@ -121,7 +121,8 @@ make -s ARCH=um "-j$(nproc)" linux
 strip -o /linux linux
 """
 # Run in the new file system. Its disk is /dev/ubda; the console gets what the kernel says. Logins
-# come before everything else: the one slow CPU shall not decide whether they take long.
+# come before everything else: the one slow CPU shall not decide whether they take long. A login that
+# was given up is no reason to refuse the next one.
 FURNISH = f"""\
 set -eu
 useradd --create-home --uid {UID} --shell /bin/bash {USER}
@@ -131,7 +132,7 @@ touch /var/lib/systemd/linger/{USER}
 echo sparkvm > /etc/hostname
 echo '127.0.0.1 localhost sparkvm' > /etc/hosts
 echo '/dev/ubda / ext4 defaults 0 1' > /etc/fstab
-echo 'PasswordAuthentication no' > /etc/ssh/sshd_config.d/keys.conf
+printf 'PasswordAuthentication no\\nPerSourcePenalties no\\n' > /etc/ssh/sshd_config.d/keys.conf
 cat > /etc/systemd/system/cable.service <<'END'
 [Service]
 Type=oneshot
