@@ -216,7 +216,7 @@ def _quote(replies: Iterable[Reply]) -> str:
 
 
 def _judge_distances(case: AnswerCase) -> _Judged:
-    """Judge how far answers are apart; of a distance's bounds the first that it exceeds counts."""
+    """Judge how far answers are apart: each distance by the first bound that it exceeds."""
     former = case.former
     changes = _changes(case.answers.start, former.start) if former else ""
     for name, gap in distances(case).items():
@@ -229,8 +229,8 @@ def _judge_distances(case: AnswerCase) -> _Judged:
 def distances(case: AnswerCase) -> dict[str, float]:
     """Return how far answers are apart that should be equal, in nats a token, by table of bounds.
 
-    Equal questions of this start come first, without a pair of which one reply did not come; then
-    the passage that moved farthest since the former start.
+    First the pairs of this start of which both replies came; then the passage that moved farthest
+    since the former start.
     """
     warm = case.reply("warm")
     steps = case.reply("steps").logprobs[-len(warm.tokens) :]

@@ -65,17 +65,17 @@ _PARTS = read_toml(tuple[StepPart, ...], _BENCH, key="part")
 
 
 def explain_step(measured: Quantities) -> StepParts:
-    """Return a step's parts, and the first fault that its quantities show; needs ``step_ms``."""
+    """Return a step's parts, and the first fault whose conditions hold; ``step_ms`` is required."""
     step_ms = measured["step_ms"]
     texts = _shown(measured)
-    # "rest" is what no part so far explains: the last part's factor.
+    # "rest" shrinks by each part; what is left is the last part's only factor.
     quantities = {**measured, "rest": step_ms}
     parts = []
     for part in _PARTS:
         factors: list[Any] = [quantities.get(name) for name in part.factors]
         ms = None if None in factors else math.prod(factors)
         quantities[f"{part.id}_ms"] = ms
-        quantities[f"{part.id}_share"] = ms and ms / step_ms
+        quantities[f"{part.id}_share"] = None if ms is None else ms / step_ms
         quantities["rest"] -= ms or 0.0
         source = part.source.format_map(texts)
         parts.append(replace(part, ms=ms, source=source))

@@ -114,7 +114,7 @@ class MemoryGuard:
         self.needs = max(self.takes, memory["free"] * GIB, self.mark)
         self.ended = False
         self._waits = True
-        self._wait_ends = time.monotonic() + _LONGEST_WAIT
+        self._wait_ends = time.monotonic() + _LONGEST_WAIT  # or the turn, once taken
 
         # Starts of all users take their memory one after the other: a locked folder is the turn.
         # systemd keeps it while it replaces a guard that was killed.
@@ -204,14 +204,16 @@ class MemoryGuard:
     def _admit_rank(self) -> None:
         """Let the rank start once there is the memory that it needs, or ``_LONGEST_WAIT`` is over.
 
-        Until then systemd holds it back. Beside a new guard a rank may run, and may still load.
+        Until then systemd holds it back. If the last guard was killed, the rank runs already, and
+        may still load.
         """
         left = self._reader.read().left
         now = time.monotonic()
         runs = self._has_members()
         is_short = False
         if not runs:
-            until = left - self.takes + self.mark
+            # Then the rank holds what it takes, but for ``mark``, or for half of little.
+            until = left - self.takes + min(self.mark, self.takes / 2)
             is_short = left < self.needs or not self._take_turn(
                 until, now + _LONGEST_WAIT
             )
@@ -229,15 +231,15 @@ class MemoryGuard:
         self._noted_at = 0.0
 
     def _take_turn(self, until: float, ends: float) -> bool:
-        """Return whether the rank has its turn: no other start takes its memory.
+        """Take the turn unless another start has it; return whether this one has it.
 
-        The turn ends once less than ``until`` is left, at ``ends``, or with the guard.
+        It ends once less than ``until`` KiB are left, at ``ends``, or with the guard.
         """
         with suppress(OSError):  # another one has it
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._turn_until = until
             self._wait_ends = ends
-            # A planned load may swap, and wait: that counts once less is left than it leaves.
+            # A planned load may swap, and so stall: that counts only below what the load leaves.
             mark = max(self.floor, min(self.mark, until - self.mark))
             _try(self._trigger.send, b"%d" % mark)
             return True
@@ -283,7 +285,7 @@ class MemoryGuard:
         return bool(members)
 
     def _keep_stop(self, memory: MemoryLeft) -> None:
-        """Write why the trigger ended the rank, with ``memory`` left."""
+        """Record and say why the trigger ended the rank; ``memory`` is what was left then."""
         text = f"{self._describe(memory)}: ended the rank"
         stop = MemoryStop(
             start=self.settings["id"],
@@ -303,9 +305,10 @@ class MemoryGuard:
         return f"{text}; {growth}"
 
     def _describe_wait(self, memory: MemoryLeft) -> str:
+        # Growth since a moment when all memory was free: what each program has.
         total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 10
         subject, size = most_grown(ProcessSizes(0.0, total, []), self._looks[-1])
-        reason = "memory" if memory.left < self.needs else "another one's memory"
+        reason = "memory" if memory.left < self.needs else "another start to load"
         text = f"the start waits for {reason}: {memory.left / GIB:.1f} GiB are left"
         text += f", {self.needs / GIB:.1f} needed"
         return f"{text}; {subject} has {size / GIB:.1f}"

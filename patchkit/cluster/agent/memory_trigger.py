@@ -83,11 +83,11 @@ class MemoryReader:
     def _add_stall(self, waited: float) -> None:
         """Count the seconds in which all processes waited, beyond ``_STALL_SHARE`` of the time.
 
-        ``waited`` are those since the boot. Less waiting takes from the count.
+        ``waited`` is their sum since the boot. While the share is smaller, the count falls.
         """
         now = time.monotonic()
-        fair = _STALL_SHARE * (now - self._pressure_at)
-        stall = self._stall + waited - self._waited - fair
+        allowance = _STALL_SHARE * (now - self._pressure_at)
+        stall = self._stall + waited - self._waited - allowance
         self._stall = min(max(stall, 0.0), _LONGEST_STALL)
         self._pressure_at = now
         self._waited = waited
@@ -99,7 +99,7 @@ class RankGroup:
 
     ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
     only root may write that, as for docker's containers, whose processes are the user's.
-    ``ended`` says whether it was ended at once, None before, and once there is memory again.
+    ``ended`` is None until it is ended, then whether that was at once; None again with memory.
     """
 
     members: int
@@ -114,7 +114,7 @@ class RankGroup:
 
     def end(self) -> bool:
         """End all processes; return whether that was at once, so that none can be left."""
-        with suppress(OSError):
+        with suppress(OSError):  # it is -1, or the group is gone
             os.write(self.kill, b"1")
             return True
 
@@ -169,7 +169,7 @@ class Trigger:
             self._groups.append(open_group(Path(text)))
 
     def look(self) -> float:
-        """Look at the memory, and act; return the seconds until the next look."""
+        """End the rank if too little memory is left; return the seconds until the next look."""
         memory = self._reader.read()
         if memory.left < (self.mark if memory.is_stalled else self.floor):
             self._end_rank(memory)
@@ -177,13 +177,15 @@ class Trigger:
             # The next start may run in the same group, beside a process that hangs in the kernel.
             for group in self._groups:
                 group.ended = None
+
+        # The time in which the fastest load would reach the floor, within ``_PAUSES``.
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
 
     def _end_rank(self, memory: MemoryLeft) -> None:
-        """Kill the rank, then tell the guard, once; what is left of it is killed at each look.
+        """Kill the rank, and tell the guard the first time; later calls kill what is left of it.
 
-        A group that was ended at once is systemd's, whose own programs for the end run in it.
+        A group that was ended at once is left alone: systemd's programs for the end run in it.
         """
         living = [group for group in self._groups if group.read_members()]
         is_new = any(group.ended is None for group in living)

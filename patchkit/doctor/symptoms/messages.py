@@ -19,13 +19,13 @@ WORDS = read_toml(dict[str, Any], RECIPES / "doctor" / "messages.toml")
 
 
 def states_cause(message: str) -> bool:
-    """Return whether a message says what is wrong."""
+    """Return whether a message says what is wrong, by messages.toml."""
     is_mute = re.search(WORDS["mute"], message)
     return not is_mute and bool(re.search(WORDS["states"], message))
 
 
 def own_advice(message: str) -> str:
-    """Return the sentences of a message that say what to do, "" if none does."""
+    """Return a hint of the sentences of a message that say what to do, "" if none does."""
     sentences = _SENTENCE_END.split(message)
     advice = " ".join(text for text in sentences if re.search(WORDS["advises"], text))
     return f"the message itself says: {advice}" if advice else ""
@@ -46,12 +46,13 @@ def frame_causes(
     facts: Situation,
     part_causes: tuple[Cause, ...],
 ) -> tuple[Cause, ...]:
-    """Return what the last frame in the lines before an error says of its cause.
+    """Return the causes of an error, by the last frame in the lines before it.
 
-    ``part_causes`` are the causes of the library in whose frames the error is. The code that
-    failed comes behind them if Python itself found the error, and a package that no library
-    names takes their place.
+    ``part_causes`` are those of the library in whose frames the error is. If the message is mute,
+    the code that failed comes behind them, or an import that failed takes their place; if not, a
+    package that no library names does.
     """
+    # The last one, or None.
     *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
     if frame is None:
         return part_causes
@@ -75,7 +76,7 @@ def frame_causes(
 
 
 def _cause(kind: str, frame: re.Match[str]) -> Cause:
-    """Return the cause of a kind, or the one that the module of the frame has."""
+    """Return the cause that the frame's module has of its own, else that of ``kind``."""
     causes = WORDS["cause"]
     texts = causes.get(frame["module"], causes[kind])
     return filled_cause(texts, frame.groupdict(default="?"))

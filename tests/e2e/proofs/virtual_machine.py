@@ -121,8 +121,8 @@ make -s ARCH=um "-j$(nproc)" linux
 strip -o /linux linux
 """
 # Run in the new file system. Its disk is /dev/ubda; the console gets what the kernel says. Logins
-# come before everything else: the one slow CPU shall not decide whether they take long. A login that
-# was given up is no reason to refuse the next one.
+# come before everything else: the one slow CPU shall not decide whether they take long. sshd would
+# refuse logins after some that were given up.
 FURNISH = f"""\
 set -eu
 useradd --create-home --uid {UID} --shell /bin/bash {USER}

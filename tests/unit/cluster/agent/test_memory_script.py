@@ -337,7 +337,7 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     assert (first._waits, second._waits) == (False, True)
     second._noted_at = 0.0
     second.look()
-    assert told[-1].startswith("STATUS=the start waits for another one's memory: ")
+    assert told[-1].startswith("STATUS=the start waits for another start to load: ")
 
     first._turn_until = math.inf  # less is left
     first.look()
@@ -349,16 +349,26 @@ def test_starts_on_one_node_take_their_memory_one_after_the_other(monkeypatch):
     assert not second._waits
 
 
-def test_a_turn_ends_once_its_start_holds_what_was_planned(monkeypatch):
+@pytest.mark.parametrize(
+    ("takes", "free", "waiting"),
+    [
+        (40.0, 100, {110: True, 75: True, 73: False}),
+        # Less than twice the floor: half of it has to be there.
+        (3.9, 8, {9: True, 8: True, 7: False}),
+    ],
+)
+def test_a_turn_ends_once_its_start_holds_what_was_planned(
+    monkeypatch, takes, free, waiting
+):
     """With a cache in bytes vLLM wants more free than it takes."""
-    left = memory_trigger.MemoryLeft(99 * GIB, False)
+    left = memory_trigger.MemoryLeft((free - 1) * GIB, False)
     monkeypatch.setattr(MemoryReader, "read", lambda _: left)
-    first = guard_with(2, takes=40.0, free=100.0)
-    second = guard_with(2, name="y", takes=40.0)
+    first = guard_with(2, takes=takes, free=float(free))
+    second = guard_with(2, name="y", takes=takes)
     first.look()
     assert first._waits
 
-    for gib, waits in ((110, True), (75, True), (73, False)):
+    for gib, waits in waiting.items():
         left = memory_trigger.MemoryLeft(gib * GIB, False)
         first.look()
         second.look()
