@@ -128,7 +128,7 @@ def test_a_lost_link_is_no_failed_start_whatever_its_last_words(
     assert words.removeprefix("patchkit-rank: ") in done.stdout
 
 
-STOP = MemoryStop(start="1", time=time.time() + 600, text="1.9 GiB left", missing=2.0)
+STOP = MemoryStop(start="1", time=time.time() + 86400, text="1.9 GiB left", missing=2.0)
 KV = "--kv-cache-memory-bytes"
 SHARE = "--gpu-memory-utilization"
 
