@@ -73,6 +73,9 @@ systemctl show -P ActiveState storm
 pgrep -f '[b]in/vllm serve|[V]LLM::Worker' | sort
 """
 LOOK_LINES = 4  # and one for each process
+# What the units said, for a storm that did not end well.
+CONSOLE_END = 2000  # characters
+JOURNAL = "journalctl --user --no-pager --output=short-monotonic --lines=60"
 KILLED = re.compile(r"Out of memory: Killed process \d+ \(([^)]*)\)")
 REASON = re.compile(r"GiB left")
 
@@ -186,10 +189,12 @@ class Outcome:
     """What came of a storm: the slowest login, whom the kernel killed, and how it ended.
 
     ``stalled`` are the seconds in which all processes waited for memory, None if nobody can ask.
+    ``journal`` has the last lines of the units and of the console where it did not end well.
     """
 
     storm: Storm
     end: str
+    journal: str = ""
     is_right: bool = False
     worst: float = GONE
     stalled: float | None = None
@@ -302,7 +307,12 @@ class Sea:
             killed=Counter(KILLED.findall(text)),
             end=end,
             is_right=is_right,
+            journal="" if is_right else self._read_journal(text),
         )
+
+    def _read_journal(self, console: str) -> str:
+        done = self.machine.user(*JOURNAL.split(), seconds=PATIENCE)
+        return f"{done.output}{done.trouble}\n{console[-CONSOLE_END:]}"
 
     def _begin_serving(self) -> Look:
         """Boot the machine; return what it shows as soon as the model answers."""
@@ -329,19 +339,26 @@ class Sea:
             ranks=tuple(ranks),
         )
 
+    def _stay_calm(self, before: Look, logins: Logins) -> tuple[str, bool]:
+        look: Look | None = before
+        calm_end = time.monotonic() + self.calm_seconds
+        while not logins.is_lost:
+            look = self._look()
+            if look is not None and time.monotonic() > calm_end:
+                break
+
+        if look is None:
+            return "lost", False
+        lives = look.ranks == before.ranks
+        return ("the rank lives", True) if lives else ("FALSE KILL", False)
+
     def _wait_for_end(
         self, storm: Storm, before: Look, logins: Logins
     ) -> tuple[str, bool]:
-        look: Look | None = before
         if storm.calm:
-            calm_end = time.monotonic() + self.calm_seconds
-            while not logins.is_lost:
-                look = self._look()
-                if look is not None and time.monotonic() > calm_end:
-                    break
-            lives = look is not None and look.ranks == before.ranks
-            return ("the rank lives", True) if lives else ("FALSE KILL", False)
+            return self._stay_calm(before, logins)
 
+        look: Look | None = before
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             time.sleep(4)
@@ -418,7 +435,7 @@ def run_half(order: Order, base: Base, half: str) -> list[Outcome]:
             outcome = sea.try_run(STORMS[name])
             outcomes.append(outcome)
             row = table((half, *outcome.cells), []).splitlines()[0]
-            print(row, flush=True)
+            print(f"{row}\n{outcome.journal}".rstrip(), flush=True)
             if order.rows:
                 with order.rows.open("a", encoding="utf-8") as file:
                     file.write(f"{row}\n")
