@@ -58,7 +58,9 @@ def _add_to_packages(home: Path) -> None:
 def _load_fix(home: Path, name: str) -> Fix:
     try:
         module = importlib.import_module(f"{_PACKAGE}.{home.name}.fixes.{name}")
-        fix: Fix = module.FIX
+        fix = module.FIX
+        if not isinstance(fix, Fix):
+            raise TypeError(f"FIX is a {type(fix).__name__}, not a Fix")
     except (OSError, MemoryError):
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.paths import is_file
 from patchkit.errors import (
+    DriftError,
     HashMismatchError,
     ProofError,
     SourceError,
@@ -414,15 +415,22 @@ def _plan_removal(
 def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     """Remove what interrupted runs left, and recover the journal.
 
-    With ``force``, a journal that cannot be read is set aside as DAMAGED, which `verify` reports.
+    With ``force``, a journal that cannot be recovered is set aside as DAMAGED, which `verify`
+    reports.
     """
     damaged = house / DAMAGED
     remove_link(house, DAMAGED)
     shutil.rmtree(damaged, ignore_errors=True)
 
     journal = wheelhouse_journal(house)
-    is_set_aside = force and journal.discard(damaged)
-    journal.recover()
+    is_set_aside = False
+    try:
+        journal.recover()
+    except (DriftError, StorageError):
+        if not force:
+            raise
+        is_set_aside = journal.discard(damaged)
+        journal.recover()
 
     # A link is removed, not followed: the lock would be taken in the folder where it leads.
     filling = house / FILLING

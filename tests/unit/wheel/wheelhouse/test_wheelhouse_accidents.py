@@ -110,6 +110,13 @@ def test_cut_short_it_is_told_and_taken_back(before, house):
 
 
 @pytest.mark.usefixtures("before")
+def test_force_takes_an_intact_journal_back(house):
+    pruned = prune_wheelhouse(house, force=True)
+    assert not [entry for entry in pruned if "set aside" in entry.reason]
+    assert not (house / ".journal").exists()
+
+
+@pytest.mark.usefixtures("before")
 def test_a_damaged_journal_is_set_aside(house):
     (house / ".journal/back.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be understood") as caught:
