@@ -20,10 +20,12 @@ STAYS_DOWN = "it stays down: "
 """Begins what becomes of a start that has no next one."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+GROUPS = Path("/sys/fs/cgroup")
 _MOST = 4096  # bytes of a file
 _MOST_GIB = 1 << 20  # of a node's memory
 _LONGEST = 600  # characters of a text
 _FIGURES = re.compile(r"(\d{9,11}) (\d{1,9})( ended)?\n")
+_TURN = re.compile(r"turn=(-?\d{1,12}),(\d{1,12})\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,21 @@ def last_figures(name: str, boot: str) -> tuple[int, int, bool] | None:
         return None
     moment, left, end = rows[-1]
     return int(moment), int(left), bool(end)
+
+
+def read_turn(name: str) -> tuple[int, int] | None:
+    """Return the turn of a start that loads in this boot, None for none.
+
+    That are the KiB that are left once the rank has its memory, and the end of the turn in seconds
+    on the monotonic clock.
+    """
+    turn = _TURN.match(read_record(name, BOOT.read_text().strip()))
+    return (int(turn[1]), int(turn[2])) if turn else None
+
+
+def has_unified_groups() -> bool:
+    """Return whether this machine has control groups of version 2 alone: the guard needs them."""
+    return (GROUPS / "cgroup.controllers").exists()
 
 
 def write_stop(name: str, stop: MemoryStop) -> None:

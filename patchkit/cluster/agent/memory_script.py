@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from patchkit.cluster.agent.group_script import (
     Settings,
@@ -40,11 +41,14 @@ from patchkit.cluster.agent.group_script import (
 )
 from patchkit.cluster.agent.memory_record import (
     BOOT,
+    GROUPS,
     MemoryStop,
+    clean_text,
     encode_stop,
+    has_unified_groups,
     open_record,
     put_record,
-    read_record,
+    read_turn,
     record_path,
     recorded_boots,
 )
@@ -67,16 +71,24 @@ _BOOTS = 8  # of which figures are kept
 # Not in the home, which nodes may share: ranks of one cluster that wait for each other hang.
 _TURN = "/run/user"
 _KEPT = 3  # the file that systemd kept: sd_listen_fds(3)
-_TURN_LINE = re.compile(r"turn=(-?\d{1,12}),(\d{1,12})\n")
-_GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
 _TRIES = 10  # to read the mark of a new group
 _LONGEST_WAIT = 600.0  # seconds until a rank starts though memory is missing
 _NOTHING = 100 << 10  # KiB: less growth explains nothing
+_NO_PLAN = {
+    "takes": 0.0,
+    "free": 0.0,
+}  # an earlier patchkit wrote no plan: the floor alone counts
 
 
 def guard(settings: Settings) -> None:
-    """Kill this node's rank whenever less than ``floor`` GiB are left, until a signal comes."""
+    """Kill this node's rank whenever less than ``floor`` GiB are left, until a signal comes.
+
+    Ends with 1 where it could end nothing, since control groups are not those of version 2 alone.
+    """
+    if not has_unified_groups():
+        fail("control groups are of version 1 or hybrid, in which no rank is found")
+
     floor = settings["floor"] * GIB
     trigger = start_trigger(floor, _MARK * floor)
     watch = MemoryGuard(settings, trigger)
@@ -88,6 +100,12 @@ def guard(settings: Settings) -> None:
         watch.look()
         watch.wait()
     watch.finish()
+
+
+def fail(trouble: str) -> NoReturn:
+    """Say why the guard ends, also to `status`, which shows it until the next start."""
+    _try(notify, f"STATUS=the guard does not run: {trouble}")
+    leave(1, f"error: the memory guard ends: {trouble}")
 
 
 @dataclass(frozen=True)
@@ -109,7 +127,7 @@ class MemoryGuard:
         self.name: str = settings["name"]
         self.floor: float = settings["floor"] * GIB
         self.mark = _MARK * self.floor  # KiB
-        memory = settings["memory"]
+        memory = settings.get("memory", _NO_PLAN)
         self.takes = (memory["takes"] - read_missing()) * GIB
         self.needs = max(self.takes, memory["free"] * GIB, self.mark)
         self.ended = False
@@ -124,8 +142,7 @@ class MemoryGuard:
             _try(notify, "FDSTORE=1", self._turn)
         self._turn_until = math.inf  # KiB: less is left once the rank has its memory
         boot = BOOT.read_text().strip()
-        # The turn of a guard that was killed.
-        self._former_turn = _TURN_LINE.match(read_record(self.name, boot))
+        self._former_turn = read_turn(self.name)  # of a guard that was killed
         self._record = self._open_record("json")
         if not os.fstat(self._record).st_size:
             _try(put_record, self._record, b" ")  # a block: later the disk may be full
@@ -195,11 +212,12 @@ class MemoryGuard:
         text = b""
         with suppress(OSError):  # it ended before it had read all
             text = self._trigger.recv(mmap.PAGESIZE)
-        if text:
+        if text[:1].isdigit():
             left, is_stalled = map(int, text.split())
             self._keep_stop(MemoryLeft(left, bool(is_stalled)))
         elif not self.ended:
-            leave(1, "error: the process that ends the rank is gone")
+            trouble = clean_text(text.decode(errors="replace")) or "it was killed"
+            fail(f"the process that ends the rank is gone: {trouble}")
 
     def _admit_rank(self) -> None:
         """Let the rank start once there is the memory that it needs, or ``_LONGEST_WAIT`` is over.
@@ -218,7 +236,7 @@ class MemoryGuard:
                 until, now + _LONGEST_WAIT
             )
         elif former := self._former_turn:
-            self._take_turn(*map(float, former.groups()))
+            self._take_turn(*former)
 
         self._waits = is_short and now < self._wait_ends
         if self._waits:
@@ -363,7 +381,7 @@ def find_containers(name: str, tries: collections.Counter[Path]) -> Iterator[Pat
 def _read_group(pid: int) -> Path:
     """Return the folder of a process's control group."""
     text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
-    return _GROUPS / text.rpartition("::/")[2].strip()
+    return GROUPS / text.rpartition("::/")[2].strip()
 
 
 def describe_growth(looks: Iterable[ProcessSizes], now: ProcessSizes) -> str:

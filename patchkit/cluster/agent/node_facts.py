@@ -19,6 +19,7 @@ from patchkit.cluster.agent import links, node_state
 from patchkit.cluster.agent.health import collect_health, disk_rooms, run_parts
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
+from patchkit.cluster.agent.memory_record import has_unified_groups
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
 from patchkit.cluster.models.model_check import list_files, quick_check
 from patchkit.cluster.models.model_files import is_loaded, is_safetensors, read_record
@@ -89,10 +90,10 @@ class NodeFacts:
 
     ``memlock`` is the limit of locked memory for units of its user, in bytes, None for no limit;
     ``files`` are those of an earlier `up`, name to content; ``ptxas`` is the path of CUDA 13's, ""
-    for none; ``rsync`` says that it is installed; ``models`` are the contents of the requested
-    folders. ``venv`` is the environment's path, "" without one, and ``installation`` is its name
-    if `install` made it. With an ``image`` there is no environment: software and ptxas are those in
-    the image.
+    for none; ``rsync`` says that it is installed; ``unified_groups`` says that all control groups
+    are of version 2; ``models`` are the contents of the requested folders. ``venv`` is the
+    environment's path, "" without one, and ``installation`` is its name if `install` made it. With
+    an ``image`` there is no environment: software and ptxas are those in the image.
     """
 
     host: Host
@@ -106,6 +107,7 @@ class NodeFacts:
     installation: str = ""
     ptxas: str = ""
     rsync: bool = False
+    unified_groups: bool = True
     files: dict[str, str] = field(default_factory=dict)
     models: dict[str, ModelPrint] = field(default_factory=dict)
     image: ImageFacts | None
@@ -162,6 +164,7 @@ def look_at_node(
         ptxas=ptxas,
         image=image_facts,
         rsync=bool(shutil.which("rsync", path=path)),
+        unified_groups=has_unified_groups(),
         files=read_placed(config_folder(name)),
         models={folder: model_print(folder) for folder in models},
     )

@@ -16,7 +16,7 @@ from patchkit.cluster.agent.group_script import ALONE
 from patchkit.cluster.agent.health import GpuState, gpu_state
 from patchkit.cluster.agent.image_facts import ENGINES, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
-from patchkit.cluster.agent.memory_record import MemoryStop, read_stop
+from patchkit.cluster.agent.memory_record import MemoryStop, read_stop, read_turn
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
 from patchkit.cluster.agent.processes import (
@@ -61,7 +61,8 @@ class NodeState:
     the rank's unit in the last hour: after four it gives up; a start by a person or after a lost
     link begins the count anew. ``memory`` is in KiB, None if unknown, as ``celsius`` and ``watts``
     of the GPU. ``strangers`` are other programs that listen at the server's port. ``others`` are
-    other clusters of this user that run here, by name: True if this node is their head.
+    other clusters of this user that run here, by name: True if this node is their head, and
+    ``to_come`` the GiB that they have yet to take, since they load or wait for that.
 
     ``start`` is the id of the start whose files are here, ``model`` what its head serves;
     ``members`` are the SSH destinations of its nodes at the time of that start. ``successor``
@@ -91,6 +92,7 @@ class NodeState:
     celsius: int | None
     watts: float | None
     answers: str = ""
+    to_come: float = 0.0
 
     @property
     def serves(self) -> bool:
@@ -130,6 +132,8 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     url = settings.get("url")
     listeners = strangers(url, units[0], name) if isinstance(url, str) else []
     states = tuple(unit_states(units))
+    memory = read_memory(Reader(LIVE))
+    others = other_clusters(name)
     start = str(settings.get("id", ""))
     model = str(settings.get("model", ""))
 
@@ -143,7 +147,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         processes=tuple(process.pid for process in group_processes(name)),
         starts=min(starts, states[0].restarts + 1),
         strangers=tuple(listeners),
-        others=other_clusters(name),
+        others=others,
         start=start,
         model=model,
         members=tuple(map(str, settings.get("nodes", ()))),
@@ -153,7 +157,8 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
         frozen=_last_kill_of_watch(units[-1]),
         memory_stop=read_stop(name, start),
         memory_floor=positive_number(settings.get("floor")),
-        memory=read_memory(Reader(LIVE)),
+        memory=memory,
+        to_come=memory_to_come(others, memory.available if memory else 0),
         troubles=look_for_troubles(settings),
         celsius=gpu.celsius,
         watts=gpu.watts,
@@ -198,6 +203,30 @@ def other_clusters(name: str) -> dict[str, bool]:
 
     names = sorted(filter(NAME.fullmatch, running - {name}))
     return {cluster: "url" in read_settings(cluster) for cluster in names}
+
+
+def memory_to_come(names: Collection[str], free: int) -> float:
+    """Return the GiB that clusters on this node have yet to take; ``free`` KiB are left now.
+
+    One that loads has noted what it leaves. One that waits, for memory or for its next start, takes
+    all of its plan.
+    """
+    total = 0.0
+    for name in names:
+        plan = read_settings(name).get("memory")
+        takes = positive_number(plan.get("takes")) if isinstance(plan, dict) else 0.0
+        turn = read_turn(name)
+        if turn and time.monotonic() < turn[1]:
+            total += min(max(free - turn[0], 0) / KIB_PER_GIB, takes)
+        elif takes and _waits(name):
+            total += takes
+    return total
+
+
+def _waits(name: str) -> bool:
+    """Return whether the rank of a cluster is about to start on this node."""
+    [rank] = unit_states([f"patchkit-{name}.service"])
+    return rank.sub in ("waiting", "auto-restart")
 
 
 def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]:

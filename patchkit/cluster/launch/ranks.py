@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -109,7 +109,7 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
     A model that cluster.toml pins is served from its folder. Raises UsageError for a name without
     "/" that is no preset's, but resembles one, and for a path that begins in the current folder.
     """
-    if model.startswith("."):
+    if model.startswith(".") or _is_folder_here(cluster, model):
         raise UsageError(
             f"{model} is a path in the current folder, which the nodes do not know",
             hint=f"name the whole path: {Path(model).resolve()}",
@@ -134,6 +134,18 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
         source=source,
         preset=preset,
     )
+
+
+def _is_folder_here(cluster: ClusterFile, model: str) -> bool:
+    """Return whether a name is that of a folder below the current one, and of nothing else.
+
+    A preset's short name, or a model that cluster.toml pins, goes before a folder of that name.
+    """
+    preset = find_preset(model)
+    is_known = model in cluster.models or (preset and "/" not in model)
+    with suppress(OSError):  # the name is too long for a file
+        return not is_known and not model.startswith("/") and Path(model).is_dir()
+    return False
 
 
 def drafter_folder(serve: ServeChoices) -> str:

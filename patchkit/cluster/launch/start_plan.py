@@ -22,6 +22,7 @@ from patchkit.cluster.launch.stop import stop_command
 from patchkit.cluster.launch.survey import SURVEY, survey_nodes
 from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, require_all
+from patchkit.cluster.ssh.node_findings import make_finding
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import HostError, UsageError
 from patchkit.frozen import Texts, frozen
@@ -76,6 +77,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         links=tuple(link.words for link in cluster.links(addresses[1:])),
     )
 
+    require_guards(units)
     if len(ranks) > 1:
         cluster.check_ports(addresses)
     _require_free_ports(cluster, units)
@@ -97,6 +99,13 @@ def _require_ready(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
     for finding in survey_nodes(names, facts):
         if finding.about in SURVEY["obstacles"]:
             raise finding.located_error()
+
+
+def require_guards(units: GroupUnits) -> None:
+    """Raise HostError for a node on which the memory guard could end nothing."""
+    for node, rank in zip(units.cluster.members, units.ranks, strict=True):
+        if units.memory_floor(rank) and not rank.facts.unified_groups:
+            raise make_finding("groups", node.ssh).located_error()
 
 
 def _require_same_model(
@@ -159,8 +168,10 @@ def require_memory(
         if plan is None or memory is None or not plan.pool.shared:
             continue
 
-        free_gib = memory.available / KIB_PER_GIB
+        free_gib = memory.available / KIB_PER_GIB - state.to_come
         free = f"and {free_gib:.0f} are free"
+        if state.to_come:
+            free += f" once the cluster {' and '.join(state.others)} has loaded"
         if plan.needed_gib > free_gib:
             what = f"needs {plan.needed_gib:.0f} GiB, even with a short context, {free}"
             raise _memory_error(node, state, what)

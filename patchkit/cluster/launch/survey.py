@@ -150,6 +150,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         "memlock": limit is None,
         "journal": facts.persistent_journal,
         "rsync": facts.rsync,
+        "groups": facts.unified_groups,
     }
     fields = {"note": note, "user": facts.user, "mib": (limit or 0) >> 20}
 

@@ -45,7 +45,7 @@ def installed_from_head(cluster: EmulatedCluster) -> str:
     head.user("rm", "-rf", ".local/share/patchkit")
     names = {"localhost": head, "spark2": cluster.worker}
     text = "[serve]\n" + "".join(
-        f'{key} = "{cluster.choices[key]}"\n' for key in cluster.choices
+        f"{key} = {json.dumps(cluster.choices[key])}\n" for key in cluster.choices
     )
     for name, node in names.items():
         text += f'[[node]]\nssh = "{name}"\naddress = "{wires.qsfp_ip(node.number)}"\n'

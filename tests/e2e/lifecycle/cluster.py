@@ -20,6 +20,7 @@ from e2e.lifecycle import fake_venv, image, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rack import Laptop
+from patchkit.cluster.agent.memory_record import has_unified_groups
 from patchkit.follow import Completed
 
 MODEL, OTHER_MODEL = "~/models/tiny", "~/models/other"
@@ -28,7 +29,11 @@ MASTER_PORT = 29501
 UNIT = "patchkit-vllm.service"
 QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
 # A node without a GPU, and a cable that is no QSFP cage: what a Spark's probe says by itself.
-CHOICES = {"topology": "socket", "target": "gb10"}
+CHOICES: dict[str, object] = {"topology": "socket", "target": "gb10"}
+if not has_unified_groups():
+    CHOICES["memory_floor"] = (
+        0.0  # nodes have this machine's groups, in which no guard works
+    )
 UP_SECONDS = 180
 LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]

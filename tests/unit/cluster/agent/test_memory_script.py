@@ -61,7 +61,7 @@ def group(monkeypatch):
         pytest.skip("no control group of version 2 can be made here (root)")
     path = top / f"patchkit-test-{os.getpid()}"
     path.mkdir()
-    monkeypatch.setattr(memory_script, "_GROUPS", top)
+    monkeypatch.setattr(memory_script, "GROUPS", top)
     yield path
     deadline = time.monotonic() + 5
     while (path / "cgroup.procs").read_text() and time.monotonic() < deadline:
@@ -138,23 +138,22 @@ def test_a_rank_is_ended_below_the_floor_and_never_above_it(
 GUARD = """
 import json, sys
 from pathlib import Path
-from patchkit.cluster.agent import memory_script
+from patchkit.cluster.agent import memory_record, memory_script
 
 groups, turn, settings = sys.argv[1:]
-memory_script._GROUPS = Path(groups)
+memory_script.GROUPS = memory_record.GROUPS = Path(groups)
 memory_script._TURN = turn
 memory_script.guard(json.loads(settings))
 """
 
 
 @contextmanager
-def running_guard(group, home, floor):
-    """Run a guard in a group beside the rank's, as systemd does."""
+def running_guard(group, home, floor, groups=None):
+    """Run a guard in a group beside the rank's, as systemd does, with settings without a plan."""
     own = group.with_name(f"{group.name}-guard")
     own.mkdir()
     settings = {"name": "x", "unit": group.name, "id": "abc", "floor": floor}
-    settings |= {"memory": {"takes": 0.0, "free": 0.0}}
-    words = (GUARD, str(group.parent), str(home), json.dumps(settings))
+    words = (GUARD, str(groups or group.parent), str(home), json.dumps(settings))
     script = f'echo $$ > {own}/cgroup.procs; exec "$0" -c "$@"'
     with subprocess.Popen(
         ["sh", "-c", script, sys.executable, *words], stdout=subprocess.PIPE, text=True
@@ -173,12 +172,37 @@ def test_the_process_that_ends_a_rank_is_the_guards_child(home, group):
             wait_until(lambda: record_path("x", BOOT.read_text().strip()).exists())
             os.kill(int(children.read_text()), 9)
             text, _errors = guard.communicate(timeout=20)
-            assert text.endswith("error: the process that ends the rank is gone\n")
+            assert text.endswith(
+                "the process that ends the rank is gone: it was killed\n"
+            )
             assert (guard.returncode, rank.poll()) == (1, None)
 
         with running_guard(group, home, EVERYTHING / 4):
             assert rank.wait(20) == -9
             wait_until(lambda: read_stop("x", "abc"))
+
+
+def test_a_guard_that_could_end_nothing_says_so(home, group):
+    """On a machine with control groups of version 1, or hybrid, the top has no such list."""
+    with running_guard(group, home, 2, home) as guard:
+        text, _errors = guard.communicate(timeout=20)
+    assert (guard.returncode, "control groups are of version 1" in text) == (1, True)
+
+
+def test_a_trigger_that_fails_tells_the_guard_why(monkeypatch, capsys):
+    told = []
+    monkeypatch.setattr(memory_script, "notify", listener(told))
+    monkeypatch.setattr(memory_trigger, "_LEFT", re.compile(b"no such line"))
+    channel = memory_trigger.start_trigger(2 * GIB, 4 * GIB)
+    CHANNELS.append(channel)
+    os.wait()
+
+    guard = guard_with(2)
+    guard._trigger = channel
+    with pytest.raises(SystemExit, match="1"):
+        guard.wait()
+    assert told[-1].startswith("STATUS=the guard does not run: the process that ends")
+    assert "is gone: AssertionError" in capsys.readouterr().out
 
 
 def wait_until(holds):

@@ -4,21 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import time
 from venv import EnvBuilder
 
 import pytest
 
-from patchkit.cluster.agent.memory_record import record_path, write_record
+from patchkit.cluster.agent.memory_record import BOOT, record_path, write_record
 from patchkit.cluster.agent.node_facts import look_at_node
 from patchkit.cluster.agent.node_files import put_files
 from patchkit.cluster.agent.node_state import (
     end_group,
     end_start,
     look_at_served,
+    memory_to_come,
     read_node_state,
 )
 from patchkit.cluster.agent.processes import strangers
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.units import KIB_PER_GIB
 from support import flashinfer, write_files
 from support.needed import need
 
@@ -108,6 +111,33 @@ def test_another_cluster_of_this_user_is_named_by_its_mark(asked, tmp_path):
         assert listener.endswith(f"(process {process.pid}) of the cluster zzz")
         assert strangers(url, UNIT, "zzz") == []
         process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("turn", "sub", "gib"),
+    [
+        ((70, 600), "start-post", 30),  # 100 GiB are left
+        ((95, 600), "start-post", 5),
+        ((10, 600), "start-post", 40),  # others took it
+        ((70, -1), "start-post", 0),  # of a guard that is long gone
+        (None, "auto-restart", 40),
+        (None, "running", 0),
+    ],
+)
+def test_a_model_that_loads_has_yet_to_take_memory(asked, tmp_path, turn, sub, gib):
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.write_text(systemctl.read_text().replace("dead", sub))
+    write_settings(tmp_path, "chat", memory={"takes": 40.0, "free": 0.0})
+    if turn:
+        left, seconds = turn
+        line = f"turn={left * KIB_PER_GIB},{time.monotonic() + seconds:.0f}\n"
+        write_record("chat", BOOT.read_text().strip(), line.encode())
+    assert memory_to_come(["chat"], 100 * KIB_PER_GIB) == gib
+
+    # Files of an earlier patchkit, or of a hostile disk, say nothing.
+    for plan in (None, [], {"takes": "x"}):
+        write_settings(tmp_path, "chat", memory=plan)
+        assert memory_to_come(["chat"], 100 * KIB_PER_GIB) == 0
 
 
 def test_an_image_that_is_gone_while_it_serves_is_a_problem(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.launch.ranks import planned_ranks, served_model
-from patchkit.cluster.launch.start_plan import require_memory
+from patchkit.cluster.launch.start_plan import require_guards, require_memory
 from patchkit.errors import HostError
 from patchkit.frozen import plain_fields
 from patchkit.records import read_json
@@ -210,6 +210,13 @@ def test_vllm_takes_its_share_at_once(tmp_path, available, args, says):
     assert (hint in caught.value.hint) is (available == 90 and not args)
 
 
+def test_a_guard_that_could_end_nothing_is_refused_unless_it_is_off(tmp_path):
+    facts = [facts_with(tmp_path, 110, unified_groups=False)]
+    with pytest.raises(HostError, match="spark-1: control groups are of version 1"):
+        require_guards(units_of(cluster("spark-1"), facts, MODEL))
+    require_guards(units_of(cluster("spark-1", memory_floor=0.0), facts, MODEL))
+
+
 def test_a_former_start_is_no_reason_to_check_nothing_elsewhere(tmp_path):
     """Its node alone is not checked, and that is said."""
     file = cluster("spark-1", "spark-2")
@@ -230,6 +237,11 @@ def test_a_former_start_is_no_reason_to_check_nothing_elsewhere(tmp_path):
         (110, STOPPED, ""),
         (20, STOPPED, "needs 65 GiB, .*, and 20 are free"),
         (20, STOPPED | {"others": {"chat": True}}, "needs 65 GiB"),
+        (
+            110,
+            STOPPED | {"others": {"chat": True}, "to_come": 50.0},
+            "60 are free once",
+        ),
         (20, {}, ""),  # its own former start is stopped first
     ],
 )

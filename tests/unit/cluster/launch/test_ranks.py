@@ -274,6 +274,21 @@ def test_a_path_in_the_current_folder_is_refused_with_the_whole_path(path):
     assert str(Path(path).resolve()) in caught.value.hint
 
 
+def test_a_folder_here_is_no_model_of_the_hub(tmp_path, monkeypatch):
+    """Unless cluster.toml pins a model of that name, or it is the short name of a preset."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("models/x", "gpt-oss-120b"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(UsageError) as caught:
+        served_model(cluster("spark-1"), "models/x")
+    assert str(tmp_path / "models/x") in caught.value.hint
+
+    pinned = replace(cluster("spark-1"), models={"models/x": COMMIT})
+    assert served_model(pinned, "models/x").folder.startswith("~")
+    assert served_model(cluster("spark-1"), "gpt-oss-120b").name == MODEL
+    assert served_model(cluster("spark-1"), "o/" + "x" * 300).folder == ""
+
+
 @pytest.mark.parametrize(
     ("model", "transformers", "says"),
     [

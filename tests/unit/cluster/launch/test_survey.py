@@ -20,6 +20,11 @@ LACKS = {
         Level.WARNING,
         "mkdir -p /var/log/journal",
     ),
+    "groups": (
+        {"unified_groups": False},
+        Level.WARNING,
+        "systemd.unified_cgroup_hierarchy=1",
+    ),
     "rsync": ({"rsync": False}, Level.ERROR, "sudo apt install rsync"),
     "systemd": ({"systemd": False}, Level.ERROR, "use DGX OS"),
 }
