@@ -3,7 +3,7 @@
     export PYTHONPATH=.:tests
     python -m e2e.proofs.answers_on_gpu train FOLDER [--texts FILE] [--seconds N]
     python -m e2e.proofs.answers_on_gpu prove FOLDER [--model MODEL] [--runs N] [--slots N]
-        [--seconds N] [--first N]
+        [--seconds N] [--first N] [--native SITE-PACKAGES]
     python -m e2e.proofs.answers_on_gpu judge FOLDER [--write] [--without KIND ...]
 
 For a machine with one or more GPUs, vLLM and torch; CI has none and does not run it. Questions,
@@ -16,9 +16,11 @@ this machine, or FILE: what ``tiny_model.read_texts`` returned on another one, a
 as in tests/data/answers/gpu.tsv) and a log for each server; it prints the table of docs/doctor.md,
 and ends with 1 if a healthy start was accused. ``--model`` takes the folder of real_model.py in the
 place of FOLDER/model. ``--first`` leaves out the starts between the first one and this one, for a
-second part in another FOLDER. ``judge`` judges kept answers again, for example with other bounds,
-on any machine; ``--write`` also writes gpu.tsv and the page's table, ``--without`` leaves out
-questions. tests/data/answers/smollm2.tsv is what it wrote of the real model without ``tool``.
+second part in another FOLDER. ``--native`` names a second installation, whose FlashAttention 2 has
+machine code by `patchkit native --write`; the driver compiles that of the first one. ``judge``
+judges kept answers again, for example with other bounds, on any machine; ``--write`` also writes
+gpu.tsv and the page's table, ``--without`` leaves out questions. tests/data/answers/smollm2.tsv is
+what it wrote of the real model without ``tool``.
 """
 
 from __future__ import annotations
@@ -83,16 +85,23 @@ FP16 = ("--dtype", "float16")
 FP32 = ("--dtype", "float32")
 GRAPHS = (*BF16, *FLASH)
 BASE = (*GRAPHS, *EAGER)
+FLASH2 = (*BASE, "--attention-config.flash_attn_version=2")
 
 
 @dataclass(frozen=True)
 class Start:
-    """A start of vLLM: its flags, and what is asked while it serves."""
+    """A start of vLLM: its flags, and what is asked while it serves.
+
+    ``split`` is how ranks share the model: ``tensor`` or ``pipeline``. ``is_native`` says that it
+    is the installation with assembled machine code.
+    """
 
     name: str
     flags: tuple[str, ...]
     kinds: tuple[str, ...] = ("healthy",)
     ranks: int = 1
+    split: str = "tensor"
+    is_native: bool = False
 
     @property
     def is_damaged(self) -> bool:
@@ -128,6 +137,13 @@ STARTS = (
 MORE_STARTS = (
     Start("no chunks, eager", (*BASE, *WHOLE)),
     Start("bfloat16, FlashInfer, eager", (*BF16, *FLASHINFER, *EAGER)),
+    # SmolLM2 has nine heads, which two ranks cannot share.
+    Start("bfloat16, two stages, eager", BASE, ranks=2, split="pipeline"),
+)
+# The kernels are the same PTX: compiled by the driver, and assembled by patchkit.
+NATIVE_STARTS = (
+    Start("FlashAttention 2, native, eager", FLASH2, is_native=True),
+    Start("FlashAttention 2, eager", FLASH2),
 )
 
 
@@ -177,6 +193,7 @@ class Servers:
     gpus: Gpus
     runs: int
     deadline: float
+    native: Path | None
 
     def prove(self, number: int) -> None:
         """Start one of ``starts`` when a GPU has room, and ask it.
@@ -196,13 +213,22 @@ class Servers:
         if time.monotonic() > self.deadline:
             raise TimeoutError("no time was left for it: give more with --seconds")
         start = self.starts[number]
-        flags = (*start.flags, *LIMITS, "--tensor-parallel-size", str(start.ranks))
+        ranks = (f"--{start.split}-parallel-size", str(start.ranks))
+        name = start.name.replace(", ", "-").replace(" ", "-")
+        variables = {
+            **VARIABLES,
+            "CUDA_VISIBLE_DEVICES": gpus,
+            "CUDA_CACHE_PATH": str(self.folder / "driver" / name),
+        }
+        if start.is_native:
+            others = os.environ.get("PYTHONPATH", "")
+            variables["PYTHONPATH"] = f"{self.native}{os.pathsep}{others}"
         return proof.served(
             self.model,
-            flags,
-            self.folder / f"{start.name.replace(', ', '-').replace(' ', '-')}.log",
+            (*start.flags, *LIMITS, *ranks),
+            self.folder / f"{name}.log",
             port=FIRST_PORT + 10 * number,
-            variables={**VARIABLES, "CUDA_VISIBLE_DEVICES": gpus},
+            variables=variables,
             seconds=START_SECONDS,
         )
 
@@ -240,6 +266,7 @@ def prove(given: argparse.Namespace) -> proof.Record:
         gpus=gpus,
         runs=given.runs,
         deadline=deadline,
+        native=given.native,
     )
     runs: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(len(names) * given.slots) as pool:
@@ -261,7 +288,8 @@ def prove(given: argparse.Namespace) -> proof.Record:
 
 
 def make_record(folder: Path, without: list[str] | None = None) -> proof.Record:
-    flags = {start.name: start.flags for start in (*STARTS, *MORE_STARTS)}
+    starts = (*STARTS, *MORE_STARTS, *NATIVE_STARTS)
+    flags = {start.name: start.flags for start in starts}
     return proof.Record(folder, flags, STARTS[0].flags, without)
 
 
@@ -274,7 +302,11 @@ def choose_model(given: argparse.Namespace) -> tuple[proof.Model, tuple[Start, .
             for start in STARTS
             if start.ranks == 1 and "parser" not in start.kinds
         ]
-        return proof.Model.real(given.model.resolve()), (*one_rank, *MORE_STARTS)
+        starts = (*one_rank, *MORE_STARTS)
+        if given.native:
+            # The driver compiles for minutes: these begin first.
+            starts = (*starts[: given.first], *NATIVE_STARTS, *starts[given.first :])
+        return proof.Model.real(given.model.resolve()), starts
 
     folder = given.folder / "model"
     if not (folder / "config.json").exists():
@@ -339,6 +371,7 @@ def main() -> None:
             command.add_argument("--slots", type=int, default=4)
             command.add_argument("--model", type=Path)
             command.add_argument("--first", type=int, default=1)
+            command.add_argument("--native", type=Path)
         else:
             command.add_argument("--write", action="store_true")
             command.add_argument("--without", nargs="*")
