@@ -15,6 +15,7 @@ from operator import attrgetter, itemgetter
 from patchkit.doctor.symptoms.lines import FORMS
 from patchkit.doctor.symptoms.messages import (
     frame_causes,
+    runs_engine,
     setting_causes,
     states_cause,
 )
@@ -189,8 +190,11 @@ def read_log(
     log = scan(chunks, _searched_texts(), notes, starts)
 
     facts = machine_facts or {}
-    latest = _judge_start(log.streams, log.answered, facts, whole)
-    former = _judge_start(log.before, {}, facts, whole)
+    # What stands before the only banner, such as the command, is of the same start.
+    is_only_start = log.begun.total() <= 1
+    command = merged_scan(log.before if is_only_start else {})
+    latest = _judge_start(log.streams, log.answered, facts, whole, command)
+    former = _judge_start(log.before, {}, facts, whole, command)
 
     judged = replace(latest, earlier=former.lead)
     if former.lead and not latest.lead and not latest.serving:
@@ -218,7 +222,7 @@ def _searched_texts() -> list[TextPattern]:
         texts += mark_texts
 
     for library in libraries():
-        texts += library.frames
+        texts += (*library.frames, *library.options)
 
     return [_EXCEPTION, *dict.fromkeys(map(text_pattern, texts))]
 
@@ -228,8 +232,9 @@ def _judge_start(
     answered: Answers,
     machine_facts: Situation,
     whole: bool,
+    command: Scan,
 ) -> ReadLog:
-    """Return the diagnoses of one start."""
+    """Return the diagnoses of one start; ``command`` has what was written just before it."""
     log = merged_scan(streams)
     # The log may come from another machine, so facts in the log replace facts of this machine.
     facts = {**machine_facts, **_stated_facts(log)}
@@ -237,7 +242,7 @@ def _judge_start(
     lives = server_lives(streams, answered)
 
     diagnoses = []
-    evidence = _Evidence(log, facts, whole)
+    evidence = _Evidence(log, facts, whole, command)
     for diagnosis in _diagnose(evidence):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
         hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
@@ -419,6 +424,7 @@ class _Evidence:
     log: Scan
     facts: Situation
     whole: bool
+    command: Scan
 
     def possible_causes(
         self,
@@ -462,7 +468,15 @@ class _Evidence:
         part_causes = self.library_causes(parts, hit)
         before = self.lines_before(hit)
         causes = frame_causes(before, hit.text, self.facts, part_causes)
+        if runs_engine(before, hit.text):
+            parts += self.chosen_parts()
+
         return _with_switches(causes, parts)
+
+    def chosen_parts(self) -> list[KernelLibrary]:
+        """Return the parts that the log's options switch on: what does not go with them fails."""
+        texts = self.log.hits.keys() | self.command.hits.keys()
+        return [part for part in libraries() if not texts.isdisjoint(part.options)]
 
     def lines_before(self, hit: Hit) -> str:
         """Return the few lines before a hit, where the deepest frame of its traceback is."""

@@ -131,7 +131,7 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     behind = [
         line.text
         for line in near
-        if line.number > last_line and line.text.startswith(" ")
+        if line.number > last_line and line.text.startswith((" ", "hint:"))
     ]
     message = "\n".join([hit.text, *behind])
 

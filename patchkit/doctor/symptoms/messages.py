@@ -40,6 +40,12 @@ def setting_causes(message: str) -> tuple[Cause, ...]:
     )
 
 
+def runs_engine(lines: str, message: str) -> bool:
+    """Return whether an error of Python itself is of vLLM's engine, which all options change."""
+    is_mute = re.search(WORDS["mute"], message)
+    return bool(is_mute and re.search(WORDS["engine"], lines))
+
+
 def frame_causes(
     lines: str,
     message: str,
@@ -49,8 +55,8 @@ def frame_causes(
     """Return the causes of an error, by the last frame in the lines before it.
 
     ``part_causes`` are those of the library in whose frames the error is. If the message is mute,
-    the code that failed comes behind them, or an import that failed takes their place; if not, a
-    package that no library names does.
+    the code that failed comes behind them, or before them if it is a server's own; an import that
+    failed takes their place; so does a package that no library names, if the message is not mute.
     """
     # The last one, or None.
     *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
@@ -69,6 +75,9 @@ def frame_causes(
 
     pinned = pinned_cause(f"module '{module}'", "", facts)
     causes = (*part_causes, _cause("code", frame))
+    if module in WORDS["cause"]:
+        causes = causes[::-1]
+
     if pinned is None or pinned.id == NO_RELEASE:
         return causes
 

@@ -8,7 +8,7 @@ A symptom has texts as programs print them, with placeholders for the parts that
 value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
 the end of a line; write two where programs print a run of blanks, as in a table. ``^`` in front of
 a text is the start of a line, and ``$`` behind it the end of one. Upper and lower case are the
-same. A text has no name twice, and at least five plain ASCII characters in a row: grep searches
+same. A text has no name twice, and at least four plain ASCII characters in a row: grep searches
 for them.
 """
 
@@ -209,11 +209,13 @@ def _with_broken(symptom: Symptom) -> Symptom:
 class KernelLibrary:
     """A part of the software: texts of its frames, causes of its errors, how it is switched off.
 
-    ``reach`` is the number of lines before an error in which its frames count.
+    ``reach`` is the number of lines before an error in which its frames count. ``options`` are
+    texts of a log which tell that it is switched on.
     """
 
     id: str
-    frames: Texts
+    frames: Texts = ()
+    options: Texts = ()
     reach: int = 80
     cause: tuple[Cause, ...] = ()
     off: str = ""
