@@ -242,7 +242,7 @@ def _read_symptoms(text: str) -> list[Diagnosis]:
 def _unmet(symptom: Symptom) -> Diagnosis:
     """Return the diagnosis of a symptom without a log: all of its causes are possible."""
     hit = Hit(0, "", "", {})
-    return Diagnosis(symptom=symptom, hit=hit, causes=symptom.cause)
+    return Diagnosis(symptom=symptom, hit=hit, causes=symptom.cause, values={})
 
 
 def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
@@ -252,7 +252,7 @@ def _symptom_blocks(diagnoses: Sequence[Diagnosis]) -> Blocks:
         findings = {
             "decided": diagnosis.decided,
             "causes": diagnosis.causes,
-            "values": diagnosis.hit.values,
+            "values": diagnosis.values,
         }
         fields.append(record_fields(diagnosis.symptom, "cause") | findings)
         if number:

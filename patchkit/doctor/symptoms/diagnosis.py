@@ -70,12 +70,14 @@ class Diagnosis:
     """A symptom in a log: its first hit and its causes.
 
     ``causes`` has one cause if texts and facts decide, else all that are possible, and none if no
-    known cause is possible. ``outlived`` says that the server went on to serve.
+    known cause is possible. ``values`` are those of {names} in the texts. ``outlived`` says that
+    the server went on to serve.
     """
 
     symptom: Symptom
     hit: Hit
     causes: tuple[Cause, ...]
+    values: Mapping[str, str | None]
     outlived: bool = False
 
     @property
@@ -114,7 +116,7 @@ class Diagnosis:
         parts = text.split("`")
         for number, part in enumerate(parts):
             is_command = number % 2 == 1
-            for name, value in self.hit.values.items():
+            for name, value in self.values.items():
                 shown = value or "?"
                 if is_command:
                     shown = quoted(shown)
@@ -469,7 +471,10 @@ class _Evidence:
         before = self.lines_before(hit)
         causes = frame_causes(before, hit.text, self.facts, part_causes)
         if runs_engine(before, hit.text):
-            parts += self.chosen_parts()
+            chosen = self.chosen_parts()
+            changing = (part for part in chosen if not part.frames)
+            causes = (*self.library_causes(changing, hit), *causes)
+            parts += chosen
 
         return _with_switches(causes, parts)
 
@@ -477,6 +482,19 @@ class _Evidence:
         """Return the parts that the log's options switch on: what does not go with them fails."""
         texts = self.log.hits.keys() | self.command.hits.keys()
         return [part for part in libraries() if not texts.isdisjoint(part.options)]
+
+    def quoted_values(
+        self,
+        causes: Iterable[Cause],
+        hit: Hit,
+    ) -> dict[str, str | None]:
+        """Return the values of {names} in a hit, and in the other texts that its causes need."""
+        values: dict[str, str | None] = {}
+        for cause in causes:
+            for other in self.log.hits_of(cause.seen):
+                values |= other.values
+
+        return values | hit.values
 
     def lines_before(self, hit: Hit) -> str:
         """Return the few lines before a hit, where the deepest frame of its traceback is."""
@@ -560,6 +578,7 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             symptom=symptom,
             hit=hit,
             causes=causes,
+            values=evidence.quoted_values(causes, hit),
         )
 
 

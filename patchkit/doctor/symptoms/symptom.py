@@ -8,7 +8,7 @@ A symptom has texts as programs print them, with placeholders for the parts that
 value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
 the end of a line; write two where programs print a run of blanks, as in a table. ``^`` in front of
 a text is the start of a line, and ``$`` behind it the end of one. Upper and lower case are the
-same. A text has no name twice, and at least four plain ASCII characters in a row: grep searches
+same. A text has no name twice, and at least five plain ASCII characters in a row: grep searches
 for them.
 """
 
@@ -121,9 +121,9 @@ class Cause(Grounded):
     """A cause of a symptom, possible if the condition ``when`` holds, and its cure.
 
     ``matches`` is a pattern that the printed text must match, such as a number in it. ``seen`` are
-    texts that must be in the same log, ``unseen`` texts that must not be in it. ``command`` cures
-    or shows the cause, ``costs`` is the drawback of the cure, and the command ``tell`` tells this
-    cause from the other causes of its symptom.
+    texts that must be in the same log, whose {names} the cause may quote; ``unseen`` texts must
+    not be in it. ``command`` cures or shows the cause, ``costs`` is the drawback of the cure, and
+    the command ``tell`` tells this cause from the other causes of its symptom.
     """
 
     cause: str

@@ -427,6 +427,19 @@ STREAMS = (
     + REFUSED.replace("Error in preprocessing prompt", "IndexError: out of range")
 )
 CHAINED = "During handling of the above exception, another exception occurred:"
+OOPS = (
+    "kernel: Internal error: Oops: 0000000096000004 [#1]  SMP\n"
+    "kernel: pstate: 63400009 (nZCv daif +PAN -UAO BTYPE=--)\n"
+    "kernel: pc : mst_ioctl+0x960/0x1810 [mstflint_access]\n"
+)
+MULTICAST = (
+    "spark:1:2 [0] transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'\n"
+    "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+)
+NO_FIELD = (
+    f'  File "{PACKAGES}/vllm/config/vllm.py", line 5, in __post_init__\n'
+    "AttributeError: 'Proxy' object has no attribute 'frob'\n"
+)
 NINJA = (
     "ninja: Entering directory `/root/.cache/flashinfer/86/cached_ops/sampling'\n"
     "nvcc fatal   : A single input file is required\n"
@@ -437,6 +450,14 @@ NINJA = (
     ("log", "about", "hint"),
     [
         (NINJA, "own-words", "FLASHINFER_SAMPLER=0"),
+        (OOPS, "machine-fault", "modinfo mstflint_access"),
+        (MULTICAST, "nccl-transport-error", "NCCL_NVLS_ENABLE=0"),
+        (f"Unsloth 2026.4.4: Fast patching.\n{NO_FIELD}", "patched-code", "Unsloth"),
+        (
+            f"vllm serve m --pipeline-parallel-size 2\n{BANNER}{NO_FIELD}",
+            "vllm-code",
+            "leave --pipeline-parallel-size out",
+        ),
         (
             FRAME.format("vllm/lora/a.py")
             + RAISED.format("ValueError: rank 64 is greater than max_lora_rank 16."),
@@ -505,6 +526,15 @@ def test_what_a_log_says_itself_decides(log, about, hint):
     first = judged(log.encode())[0]
     assert first.about == about
     assert hint in first.hint
+
+
+def test_an_error_of_vllm_does_not_hide_one_of_the_machine():
+    log = (
+        f"{OOPS}{RAISED.format('RuntimeError: CUDA out of memory. Tried to allocate')}"
+    )
+    errors = [row.about for row in judged(log.encode()) if row.level is Level.ERROR]
+    assert errors[0] == "machine-fault"
+    assert len(errors) == 2
 
 
 @pytest.mark.parametrize(
