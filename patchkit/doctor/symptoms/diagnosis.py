@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import takewhile
 from operator import attrgetter, itemgetter
@@ -42,7 +43,7 @@ from patchkit.doctor.symptoms.symptom import (
     symptoms,
     text_pattern,
 )
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import Condition, Situation, is_met
 
@@ -77,7 +78,7 @@ class Diagnosis:
     symptom: Symptom
     hit: Hit
     causes: tuple[Cause, ...]
-    values: Mapping[str, str | None]
+    values: Mapping[str, str]
     outlived: bool = False
 
     @property
@@ -193,8 +194,7 @@ def read_log(
 
     facts = machine_facts or {}
     # What stands before the only banner, such as the command, is of the same start.
-    is_only_start = log.begun.total() <= 1
-    command = merged_scan(log.before if is_only_start else {})
+    command = merged_scan(log.before).hits if log.begun.total() <= 1 else ()
     latest = _judge_start(log.streams, log.answered, facts, whole, command)
     former = _judge_start(log.before, {}, facts, whole, command)
 
@@ -224,7 +224,7 @@ def _searched_texts() -> list[TextPattern]:
         texts += mark_texts
 
     for library in libraries():
-        texts += (*library.frames, *library.options)
+        texts += (*library.frames, *library.options, *library.without)
 
     return [_EXCEPTION, *dict.fromkeys(map(text_pattern, texts))]
 
@@ -234,9 +234,9 @@ def _judge_start(
     answered: Answers,
     machine_facts: Situation,
     whole: bool,
-    command: Scan,
+    command: Iterable[str],
 ) -> ReadLog:
-    """Return the diagnoses of one start; ``command`` has what was written just before it."""
+    """Return the diagnoses of one start; ``command`` has the texts just before it."""
     log = merged_scan(streams)
     # The log may come from another machine, so facts in the log replace facts of this machine.
     facts = {**machine_facts, **_stated_facts(log)}
@@ -244,7 +244,7 @@ def _judge_start(
     lives = server_lives(streams, answered)
 
     diagnoses = []
-    evidence = _Evidence(log, facts, whole, command)
+    evidence = _Evidence(log, facts, whole, {*log.hits, *command})
     for diagnosis in _diagnose(evidence):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
         hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
@@ -421,12 +421,15 @@ def _is_described(
 
 @positional
 class _Evidence:
-    """What decides between causes: the texts of a log, facts, and whether the log is whole."""
+    """What decides between causes: a log, facts, whether it is whole, its texts.
+
+    ``texts`` are those of the log, and of what was written just before the start.
+    """
 
     log: Scan
     facts: Situation
     whole: bool
-    command: Scan
+    texts: Set[str]
 
     def possible_causes(
         self,
@@ -476,25 +479,43 @@ class _Evidence:
             causes = (*self.library_causes(changing, hit), *causes)
             parts += chosen
 
-        return _with_switches(causes, parts)
+        return self.with_switches(causes, parts)
 
     def chosen_parts(self) -> list[KernelLibrary]:
         """Return the parts that the log's options switch on: what does not go with them fails."""
-        texts = self.log.hits.keys() | self.command.hits.keys()
-        return [part for part in libraries() if not texts.isdisjoint(part.options)]
+        return [part for part in libraries() if self.has_text(part.options)]
+
+    def has_text(self, texts: Texts) -> bool:
+        """Return whether one of these texts is there."""
+        return not self.texts.isdisjoint(texts)
+
+    def with_switches(
+        self,
+        causes: tuple[Cause, ...],
+        parts: Iterable[KernelLibrary],
+    ) -> tuple[Cause, ...]:
+        """Return causes whose last cure also says which parts of a traceback can be switched off.
+
+        Parts that the log's options or variables switch off already are left out.
+        """
+        switches = dict.fromkeys(
+            part.off for part in parts if part.off and not self.has_text(part.without)
+        )
+        if not (causes and switches):
+            return causes
+
+        cure = f"{causes[-1].cure}\nSwitch off, one after the other: {'; '.join(switches)}."
+        return (*causes[:-1], replace(causes[-1], cure=cure))
 
     def quoted_values(
         self,
         causes: Iterable[Cause],
         hit: Hit,
-    ) -> dict[str, str | None]:
+    ) -> dict[str, str]:
         """Return the values of {names} in a hit, and in the other texts that its causes need."""
-        values: dict[str, str | None] = {}
-        for cause in causes:
-            for other in self.log.hits_of(cause.seen):
-                values |= other.values
-
-        return values | hit.values
+        needed = [text for cause in causes for text in cause.seen]
+        values = (other.values for other in self.log.hits_of(needed))
+        return dict(ChainMap(hit.values, *values))
 
     def lines_before(self, hit: Hit) -> str:
         """Return the few lines before a hit, where the deepest frame of its traceback is."""
@@ -509,9 +530,8 @@ class _Evidence:
         if not re.search(cause.matches, hit.text):
             return True
 
-        texts = self.log.hits.keys()
-        lacks_text = self.whole and not texts >= {*cause.seen}
-        return lacks_text or not texts.isdisjoint(cause.unseen)
+        lacks_text = self.whole and not self.texts >= {*cause.seen}
+        return lacks_text or self.has_text(cause.unseen)
 
     def _proves(self, cause: Cause) -> bool:
         """Return whether all conditions of a cause, which is not excluded, are known to hold."""
@@ -522,26 +542,13 @@ class _Evidence:
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
 
-        has_all = self.log.hits.keys() >= {*cause.seen}
+        has_all = self.texts >= {*cause.seen}
         return self.whole or (has_all and not cause.unseen)
 
     def _known_conditions(self, cause: Cause) -> Condition:
         return {
             fact: values for fact, values in cause.when.items() if self.facts.get(fact)
         }
-
-
-def _with_switches(
-    causes: tuple[Cause, ...],
-    parts: Iterable[KernelLibrary],
-) -> tuple[Cause, ...]:
-    """Return causes whose last cure also says which parts of a traceback can be switched off."""
-    switches = dict.fromkeys(part.off for part in parts if part.off)
-    if not (causes and switches):
-        return causes
-
-    cure = f"{causes[-1].cure}\nSwitch off, one after the other: {'; '.join(switches)}."
-    return (*causes[:-1], replace(causes[-1], cure=cure))
 
 
 # Number of a line → the weight of a symptom's most specific text in that line.
@@ -572,7 +579,8 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             traced = (evidence.traceback_parts(hit) for hit in hits)
             parts = next(filter(None, traced), [])
             causes = evidence.library_causes(parts, hit) or causes
-            causes = _with_switches(causes, parts)
+            parts = [*parts, *evidence.chosen_parts()]
+            causes = evidence.with_switches(causes, parts)
 
         yield Diagnosis(
             symptom=symptom,

@@ -7,8 +7,14 @@ from dataclasses import replace
 
 from patchkit.cluster.agent.unit_journal import NodeLine
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
-from patchkit.doctor.symptoms.lines import LONGEST, log_line
-from patchkit.doctor.symptoms.messages import WORDS, own_advice, states_cause
+from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line
+from patchkit.doctor.symptoms.messages import (
+    WORDS,
+    last_frame,
+    other_reasons,
+    own_advice,
+    states_cause,
+)
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
 from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.errors import HostError
@@ -151,11 +157,20 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
         kind=HostError,
         about=kind,
         line=hit.number,
-        what=f"{kinds[kind]['title']}: {_shorten(message)}",
+        what=f"{kinds[kind]['title']}: {_shorten(message)}{_place(hit, near)}",
         why="\n".join(shown),
         hint="\n".join(filter(None, [*hints, _REPORT])),
         sure=kinds[kind]["sure"],
     )
+
+
+def _place(exception: Hit, lines: Sequence[LogLine]) -> str:
+    """Return where an exception without a text was raised, "" for one with a text."""
+    frame = last_frame("\n".join(line.text for line in lines))
+    if frame is None or " " in exception.text:
+        return ""
+
+    return f" in {frame['function']} ({frame['file']})"
 
 
 def _nothing_fatal(log: ReadLog) -> Finding:
@@ -198,6 +213,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     cause = diagnosis.causes[0]
     is_vague = symptom.general or symptom.follows
 
+    why = (diagnosis.filled(cause.cause), other_reasons(diagnosis.hit.text))
     cure = (
         diagnosis.filled(cause.cure),
         diagnosis.pasted(cause.command),
@@ -209,7 +225,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
 
     return replace(
         finding,
-        why=diagnosis.filled(cause.cause),
+        why="\n".join(filter(None, why)),
         hint="\n".join(filter(None, cure)),
         source=cause.source,
         holds=describe_condition(cause.when),

@@ -40,6 +40,18 @@ def setting_causes(message: str) -> tuple[Cause, ...]:
     )
 
 
+def other_reasons(message: str) -> str:
+    """Return which back ends of a message are for this GPU, and why each is refused; "" if none."""
+    reasons = "; ".join(re.findall(WORDS["reason"], message))
+    return f"refused for another reason than this GPU: {reasons}" if reasons else ""
+
+
+def last_frame(lines: str) -> re.Match[str] | None:
+    """Return the last frame in these lines, with ``file`` and ``function``; None if none is."""
+    *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
+    return frame
+
+
 def runs_engine(lines: str, message: str) -> bool:
     """Return whether an error of Python itself is of vLLM's engine, which all options change."""
     is_mute = re.search(WORDS["mute"], message)
@@ -58,8 +70,7 @@ def frame_causes(
     the code that failed comes behind them, or before them if it is a server's own; an import that
     failed takes their place; so does a package that no library names, if the message is not mute.
     """
-    # The last one, or None.
-    *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
+    frame = last_frame(lines)
     if frame is None:
         return part_causes
 

@@ -210,12 +210,13 @@ class KernelLibrary:
     """A part of the software: texts of its frames, causes of its errors, how it is switched off.
 
     ``reach`` is the number of lines before an error in which its frames count. ``options`` are
-    texts of a log which tell that it is switched on.
+    texts of a log which tell that it is switched on, ``without`` that it is switched off.
     """
 
     id: str
     frames: Texts = ()
     options: Texts = ()
+    without: Texts = ()
     reach: int = 80
     cause: tuple[Cause, ...] = ()
     off: str = ""

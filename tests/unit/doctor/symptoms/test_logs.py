@@ -436,6 +436,9 @@ MULTICAST = (
     "spark:1:2 [0] transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'\n"
     "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
 )
+UNFIT = (
+    "ValueError: No valid attention backend found for cuda with Config(head_size=80)."
+)
 NO_FIELD = (
     f'  File "{PACKAGES}/vllm/config/vllm.py", line 5, in __post_init__\n'
     "AttributeError: 'Proxy' object has no attribute 'frob'\n"
@@ -450,6 +453,11 @@ NINJA = (
     ("log", "about", "hint"),
     [
         (NINJA, "own-words", "FLASHINFER_SAMPLER=0"),
+        (
+            f"{UNFIT} Reasons: {{A_MLA: [compute capability not supported], B: [no sink]}}\n",
+            "attention-backend-refused",
+            "newer vLLM",
+        ),
         (OOPS, "machine-fault", "modinfo mstflint_access"),
         (MULTICAST, "nccl-transport-error", "NCCL_NVLS_ENABLE=0"),
         (f"Unsloth 2026.4.4: Fast patching.\n{NO_FIELD}", "patched-code", "Unsloth"),
@@ -526,6 +534,34 @@ def test_what_a_log_says_itself_decides(log, about, hint):
     first = judged(log.encode())[0]
     assert first.about == about
     assert hint in first.hint
+
+
+def test_back_ends_that_are_for_this_gpu_are_told_with_their_reasons():
+    reasons = "{A_MLA: [compute capability not supported], B_ATTN: [no sink, no fp8]}"
+    (finding,) = judged(f"{UNFIT} Reasons: {reasons}\n".encode())
+    assert finding.why.endswith(
+        "another reason than this GPU: B_ATTN: [no sink, no fp8]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("", "CUDA graphs (--enforce-eager)"),
+        ("INFO a.py:1] non-default args: {'enforce_eager': True}\n", "drafts (leave"),
+        ("vllm serve m --enable-lora --enforce-eager\n", "LoRA (leave"),
+    ],
+)
+def test_what_the_arguments_switch_off_already_is_no_cure(arguments, told):
+    drafts = FRAME.format("site-packages/vllm/v1/spec_decode/eagle.py")
+    graphs = FRAME.format("site-packages/vllm/compilation/cuda_graph.py")
+    log = f"{arguments}{drafts}{graphs}{RAISED.format('NotImplementedError')}"
+    first = judged(log.encode())[0]
+    assert first.what.endswith(
+        "NotImplementedError in f (vllm/compilation/cuda_graph.py)"
+    )
+    assert told in first.hint
+    assert ("--enforce-eager" in first.hint) == (not arguments)
 
 
 def test_an_error_of_vllm_does_not_hide_one_of_the_machine():
