@@ -67,6 +67,12 @@ def test_a_library_alone_is_listed(cli, tmp_path):
     assert "--write" not in listed.stdout
 
 
+@pytest.mark.parametrize("target", ["gb10", "thor"])
+def test_the_next_step_compiles_for_the_device_that_was_judged(cli, site, target):
+    shown = cli("native", site, "--target", target).stdout
+    assert f"native {site} --target {target} --write" in " ".join(shown.split())
+
+
 def test_an_environment(cli, site, snapshot):
     before = snapshot(site)
     done = json.loads(cli("native", site.parents[2], "--write", "--json").stdout)
