@@ -65,7 +65,8 @@ HOST_ADDRESS, ADDRESS = "10.0.2.2", "10.0.2.15"
 MEMORY, DISK = 2048, "4G"
 BOOT_SECONDS = 180
 # What systemd and this test need beside the defaults of user-mode Linux. A kernel that is linked
-# statically dies at its first program.
+# statically dies at its first program. One whose stacks are in vmalloc's memory hangs after some
+# minutes: it unmaps a stack for a moment, a signal comes, and the handler needs that stack.
 OPTIONS = """\
 CONFIG_PSI=y
 CONFIG_MEMCG=y
@@ -105,6 +106,7 @@ CONFIG_WIRELESS=n
 CONFIG_ETHERNET=n
 CONFIG_DEBUG_INFO_NONE=y
 CONFIG_KERNEL_STACK_ORDER=3
+CONFIG_VMAP_STACK=n
 """
 # The registers of a processor with AMX take 11,008 bytes, and are kept on the larger stack, too.
 COMPILE = f"""\
