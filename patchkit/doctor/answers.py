@@ -34,7 +34,8 @@ class Bounds:
     """Where unusual answers begin, and where wrong ones; ``bounds.toml`` explains the fields.
 
     ``marks`` are patterns of what a parser of the server splits off, by the parser's flag,
-    ``back_ends`` patterns of the lines in which vLLM's log names one.
+    ``back_ends`` patterns of the lines in which vLLM's log names one. ``calls`` are the parsers of
+    calls by the mark that they read.
     """
 
     facts: int
@@ -44,6 +45,8 @@ class Bounds:
     marks: Values
     back_ends: Texts
     no_numbers: str
+    call_parser: str
+    calls: Mapping[str, Texts]
 
 
 _BOUNDS = read_toml(Bounds, RECIPES / "answers" / "bounds.toml")
@@ -185,6 +188,7 @@ def _judge(case: AnswerCase) -> _Judged:
     yield from _judge_passages(case)
     yield from _judge_distances(case)
     yield from _judge_words(case)
+    yield from _judge_parser(case)
     yield from _judge_refusals(case)
 
 
@@ -313,6 +317,24 @@ def _judge_words(case: AnswerCase) -> _Judged:
 
     if lost := case.wrong("needle"):
         yield "needle", {"counts": f"{len(lost)} of 2", "text": _quote(lost)}
+
+
+def _judge_parser(case: AnswerCase) -> _Judged:
+    """Judge whether the server reads the calls that the model's own template writes.
+
+    Needs no call: a model may make none for the question.
+    """
+    by_mark = _BOUNDS.calls
+    readers = {reader for names in by_mark.values() for reader in names}
+    flags = case.answers.start.part("flags")
+    parsers = readers.intersection(re.findall(_BOUNDS.call_parser, flags))
+
+    # The first mark encloses the others, or is the more exact one.
+    marks = [mark for mark in by_mark if mark in case.answers.template]
+    for mark in marks[:1]:
+        for parser in parsers.difference(by_mark[mark]):
+            names = ", ".join(by_mark[mark])
+            yield "parser", {"mark": mark, "parser": parser, "readers": names}
 
 
 def _judge_refusals(case: AnswerCase) -> _Judged:

@@ -112,8 +112,14 @@ def _list_blocks(path: Path, target: Target) -> Blocks:
     else:
         yield "nothing here holds device code"
     if path.is_dir() and any(library.writable for library in libraries):
-        words = ("--target", target.name, "--write")
-        yield next_verb("native", path, *words, where="to compile it now")
+        yield next_verb(
+            "native",
+            path,
+            "--target",
+            target.name,
+            "--write",
+            where="to compile it now",
+        )
 
 
 def _library_row(library: DeviceLibrary) -> Row:

@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -21,14 +22,15 @@ from patchkit.cluster.openai.server_answers import FoundServer, find_server
 from patchkit.errors import HostError, PatchkitError
 from patchkit.foreign import positive_number, whole_number
 from patchkit.frozen import Fields, Texts, frozen
-from patchkit.http_exchange import HttpAnswer, HttpServer
+from patchkit.http_exchange import HttpAnswer, HttpServer, clean
 from patchkit.reading import read_text
-from patchkit.records import RECIPES, read_toml
+from patchkit.records import RECIPES, RecordError, read_json, read_toml
 
 _QUESTIONS = RECIPES / "answers" / "questions.toml"
 _PER_TOKEN = 4  # characters, at least two of them in most languages
 _MOST_TOKENS = 4096  # of a reply that are read
 _LONGEST = 4000  # characters of a text that are read
+_LONGEST_TEMPLATE = 65_536  # characters
 _LEAST = -1e5  # vLLM sends -9999 for minus infinity
 _COMMAND = re.compile(r"^ExecStart=(.*)$", re.MULTILINE)
 # In the cache of Hugging Face, and in folders of patchkit.
@@ -76,13 +78,15 @@ class Reply:
 class ModelAnswers:
     """The replies of the first model of a server, after ``seconds`` in all.
 
-    ``start`` says what serves the model, ``former`` how earlier starts answered.
+    ``start`` says what serves the model, ``former`` how earlier starts answered. ``template`` is
+    the chat template of the model's folder, "" if there is none here.
     """
 
     start: Start
     replies: tuple[Reply, ...]
     former: tuple[Fingerprint, ...] = ()
     seconds: float = 0.0
+    template: str = ""
 
 
 def ask_model(
@@ -118,12 +122,15 @@ def ask_model(
         left = began + seconds - time.monotonic()
         replies.append(_ask(place, model, question, prompt, left))
 
-    start = _describe_start(place, model, str(listing.value("data", 0, "root") or ""))
+    # A container has the folder elsewhere.
+    folder = str(place.started.get("folder") or listing.value("data", 0, "root") or "")
+    start = _describe_start(place, model, folder)
     return ModelAnswers(
         start=start,
         replies=tuple(replies),
         former=read_fingerprints(start),
         seconds=round(time.monotonic() - began, 1),
+        template=_read_template(folder),
     )
 
 
@@ -135,8 +142,8 @@ def _fill(context: float) -> str:
     return str(filler["text"]) * max(times, 1)
 
 
-def _describe_start(place: FoundServer, model: str, root: str) -> Start:
-    """Return what serves a model; ``root`` is the path or the name that the server loaded."""
+def _describe_start(place: FoundServer, model: str, folder: str) -> Start:
+    """Return what serves a model; ``folder`` is the path or the name that the server loaded."""
     settings = place.started
     unit = ""
     with contextlib.suppress(PatchkitError, OSError, LookupError):
@@ -147,8 +154,7 @@ def _describe_start(place: FoundServer, model: str, root: str) -> Start:
         "installation": settings.get("venv", settings.get("image", "")),
         "flags": " ".join(_COMMAND.findall(unit)),
     }
-    folder = str(settings.get("folder") or root)
-    commit = _COMMIT.search(f"{folder}/ {root}/")
+    commit = _COMMIT.search(f"{folder}/")
     clean = place.server.clean
     return Start(
         cluster=str(settings.get("name", "")),
@@ -156,6 +162,19 @@ def _describe_start(place: FoundServer, model: str, root: str) -> Start:
         commit=clean(commit[0] if commit else folder, _LONGEST),
         parts={name: clean(str(text), _LONGEST) for name, text in parts.items()},
     )
+
+
+def _read_template(folder: str) -> str:
+    """Return the chat template of a model's folder, "" if none can be read."""
+    # A name of the Hub is no folder of the working directory.
+    home = Path("/", folder)
+    text = ""
+    with contextlib.suppress(PatchkitError, RecordError):
+        settings = read_text(home / "tokenizer_config.json")
+        text = str(read_json(dict[str, Any], settings).get("chat_template", ""))
+        # transformers prefers this file.
+        text = read_text(home / "chat_template.jinja")
+    return clean(text, _LONGEST_TEMPLATE)
 
 
 def _ask(
@@ -189,8 +208,7 @@ def _ask(
     if "prompt_logprobs" in body and not fields["logprobs"]:
         return Reply(**about, refusal="an answer without prompt_logprobs")
 
-    said = fields[question.reads]
-    is_right = any(word in said for word in question.words)
+    is_right = any(word in fields[question.reads] for word in question.words)
     return Reply(**about, is_right=is_right, **fields)
 
 

@@ -16,6 +16,7 @@ from patchkit.cluster.openai.model_answers import (
     ModelAnswers,
     _describe_start,
     _numbers,
+    _read_template,
     ask_model,
 )
 from patchkit.cluster.openai.server_answers import FoundServer, server_at
@@ -31,7 +32,7 @@ from patchkit.doctor.answers import (
     fingerprint,
 )
 from patchkit.finding import Level
-from patchkit.records import read_json
+from patchkit.records import RECIPES, read_json, read_toml
 from support.model_server import ModelServer
 
 DATA = Path(__file__).parents[2] / "data" / "answers"
@@ -302,8 +303,106 @@ def test_weights_are_told_by_commit_or_else_by_folder(folder, root):
         found = FoundServer(
             server=server_at(server.url, ""), started=started, key="", strangers=()
         )
-        start = _describe_start(found, "tiny", root)
+        start = _describe_start(found, "tiny", folder or root)
     assert start.commit == WEIGHTS[folder, root]
+
+
+TEMPLATES = {  # of vLLM's examples → the parsers that its own pages name for it
+    "apertus": ("apertus",),
+    "deepseekv3": ("deepseek_v3",),
+    "deepseekv31": ("deepseek_v31",),
+    "functiongemma": ("functiongemma",),
+    "gemma3_pythonic": ("pythonic",),
+    "gemma4": ("gemma4",),
+    "granite": ("granite",),
+    "granite_20b_fc": ("granite-20b-fc",),
+    "hermes": ("hermes",),
+    "hunyuan_a13b": ("hunyuan_a13b",),
+    "internlm2_tool": ("internlm",),
+    "llama3.1_json": ("llama3_json",),
+    "llama3.2_pythonic": ("pythonic",),
+    "llama4_pythonic": ("llama4_pythonic",),
+    "mistral": ("mistral",),
+    "phi4_mini": ("phi4_mini_json",),
+    "qwen3coder": ("qwen3_coder", "qwen3_xml"),
+    "toolace": ("pythonic",),
+    "xlam_qwen": ("xlam",),
+}
+
+
+def served(template, *flags):
+    """Return healthy answers of a model with this template, started with these flags."""
+    healthy = recorded("healthy")
+    parts = {**healthy.start.parts, "flags": f"vllm serve tiny {' '.join(flags)}"}
+    start = replace(healthy.start, parts=parts)
+    return replace(healthy, start=start, template=template)
+
+
+@pytest.fixture(scope="module")
+def examples(release):
+    return release("0.33.0") / "examples"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_parsers_read_the_templates_that_vllm_has_for_them(examples, name):
+    template = (examples / f"tool_chat_template_{name}.jinja").read_text()
+    for parser in TEMPLATES[name]:
+        answers = served(template, "--tool-call-parser", parser)
+        assert about(answer_findings("here", case(answers)), Level.WARNING) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "mark"),
+    [
+        ("hermes", "--tool-call-parser pythonic", "<tool_call>"),
+        ("hermes", "--tool-call-parser=qwen3_coder", "<tool_call>"),
+        ("qwen3coder", "--tool-call-parser hermes", "<function="),
+        ("mistral", "--tool-call-parser hermes", "[TOOL_CALLS]"),
+        ("deepseekv31", "--tool-call-parser kimi_k2", "<｜tool▁calls▁begin｜>"),
+        ("hermes", "--chat-template x.jinja --tool-call-parser pythonic", ""),
+        ("hermes", "--tool-call-parser pythonic --chat-template=x.jinja", ""),
+        ("hermes", "--tool-call-parser of_a_plugin", ""),
+        ("hermes", "--enable-prefix-caching", ""),
+        ("llama3.1_json", "--tool-call-parser hermes", ""),
+    ],
+)
+def test_a_parser_that_does_not_read_the_template(examples, name, flags, mark):
+    template = (examples / f"tool_chat_template_{name}.jinja").read_text()
+    findings = answer_findings("here", case(served(template, flags)))
+    accusations = [each for each in findings if each.level is Level.WARNING]
+    assert [each.about for each in accusations] == ["answers-parser"] * bool(mark)
+    for each in accusations:
+        assert f"writes {mark}, which --tool-call-parser" in each.what
+        assert each.hint.endswith(f", then: {AGAIN}")
+
+
+def test_parsers_of_the_table_are_those_of_the_release(release):
+    registered = (release("0.25.1") / "vllm/tool_parsers/__init__.py").read_text()
+    kind = dict[str, tuple[str, ...]]
+    table = read_toml(kind, RECIPES / "answers" / "bounds.toml", key="calls")
+    parsers = {parser for readers in table.values() for parser in readers}
+    assert {each for each in parsers if f'"{each}": (' not in registered} == set()
+
+
+def test_the_template_of_a_folder(tmp_path):
+    settings = tmp_path / "tokenizer_config.json"
+    assert _read_template(str(tmp_path)) == ""
+    assert _read_template("org/a\0") == ""
+
+    several = [{"name": "tool_use", "template": "<｜tool▁calls▁begin｜>\ud800"}]
+    settings.write_text(json.dumps({"chat_template": several}))
+    assert "<｜tool▁calls▁begin｜>" in _read_template(str(tmp_path))
+    assert "\ud800" not in _read_template(str(tmp_path))
+
+    for spoiled in ("[]", "{", '{"chat_template": null}'):
+        settings.write_text(spoiled)
+        assert _read_template(str(tmp_path)) in ("", "None")
+
+    settings.write_text(json.dumps({"chat_template": "<tool_call>"}))
+    assert _read_template(str(tmp_path)) == "<tool_call>"
+    (tmp_path / "chat_template.jinja").write_text("[TOOL_CALLS]" + "x" * (1 << 17))
+    text = _read_template(str(tmp_path))
+    assert (text[:12], len(text)) == ("[TOOL_CALLS]", 1 << 16)
 
 
 def test_a_certain_token_may_have_a_little_more_than_certainty():
