@@ -141,7 +141,8 @@ class ReadLog:
     stopped in order at the line ``stopped``; 0 means never. ``earlier`` is the first error of the
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
     looked at, "" if all was. ``request`` is the first unknown error of a request that the server
-    goes on after. ``lines`` is number → text of the lines around the diagnoses.
+    goes on after; ``broken`` says that a request was later answered as a fault of the server.
+    ``lines`` is number → text of the lines around the diagnoses.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -153,6 +154,7 @@ class ReadLog:
     begun: int = 0
     earlier: Hit | None = None
     request: Hit | None = None
+    broken: bool = False
     lines: Mapping[int, str]
 
     @property
@@ -263,11 +265,13 @@ def _judge_start(
         shown_numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
 
     serving = [life for life in lives.values() if life.serving]
+    last_broken = log.last_line_of(log_words().marks["broken"])
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
         family={hit.number: evidence.strange_causes(hit) for hit in unknown},
         request=request,
+        broken=request is not None and request.number < last_broken,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
         lines={

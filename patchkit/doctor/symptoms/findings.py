@@ -67,7 +67,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         what = f"a request failed, and the server goes on: {request.what}"
         request = replace(
             request,
-            level=Level.NOTE,
+            level=Level.WARNING if log.broken else Level.NOTE,
             about=_REQUEST,
             what=what,
         )
@@ -100,7 +100,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
 def is_answer(finding: Finding) -> bool:
     """Return whether a note answers what a user may ask of a server that goes on."""
     symptom = symptoms().get(finding.about)
-    is_told = symptom and (symptom.answers or symptom.request)
+    is_told = symptom and (symptom.answers or (symptom.request and not symptom.follows))
     return finding.level is Level.NOTE and bool(is_told or finding.about == _REQUEST)
 
 

@@ -17,6 +17,7 @@ class Life:
     """The numbers of the lines where a server began to serve, last answered, and was stopped.
 
     0 means never. Of the answers, ``served`` was to a request, not to a question about health.
+    ``refuses`` says that it answered several requests, and all of them with an error.
     ``ended`` says that a symptom which no server outlives came while it served.
     """
 
@@ -24,6 +25,7 @@ class Life:
     answered: int
     served: int
     stopped: int
+    refuses: bool
     ended: bool = False
 
     def outlived(self, hit: Hit, last: int) -> bool:
@@ -92,8 +94,10 @@ def _stream_life(
     endings: list[str],
 ) -> Life:
     marks = log_words().marks
-    served = answers.get(("request", name), 0)
-    answered = max(served, answers.get(("health", name), 0))
+    good = answers.get(("request", name), 0)
+    refuses = not good and len([*part.hits_of(marks["refused"])]) > 1
+    refused = answers.get(("refused", name), 0)
+    answered = max(good, refused, answers.get(("health", name), 0))
     # A part of a log that begins behind the start of a server that answers: it served all along.
     is_rest = answered > 0 == part.first_line_of(marks["start"])
     serving = part.first_line_of(marks["serving"]) or int(is_rest)
@@ -108,8 +112,9 @@ def _stream_life(
     return Life(
         serving=serving,
         answered=answered,
-        served=served,
+        served=good if refuses else max(good, refused),
         stopped=stopped,
+        refuses=refuses,
     )
 
 
@@ -121,7 +126,7 @@ def unsurvived_hits(
     """Yield a symptom's first hit in each stream whose server did not outlive the symptom.
 
     Hits while the server serves come before earlier ones. A symptom that lasts is never outlived;
-    one that a client caused always is, once the server serves.
+    one that a client caused always is, once the server serves, unless it refuses all requests.
     """
     for name, part in streams.items():
         hits = sorted(part.hits_of(symptom.says), key=attrgetter("number"))
@@ -135,7 +140,7 @@ def unsurvived_hits(
         life = lives[name]
         while_serving = [hit for hit in hits if hit.number > life.serving]
         first_hit = (while_serving or hits)[0]
-        is_clients_fault = symptom.request and life.serving > 0
+        is_clients_fault = symptom.request and life.serving > 0 and not life.refuses
 
         last_line = part.last_line_of(symptom.says)
         if not is_clients_fault and not life.outlived(first_hit, last_line):

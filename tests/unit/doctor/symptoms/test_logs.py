@@ -140,6 +140,31 @@ def test_an_error_before_an_answer_did_not_end_the_server(log, errors):
     assert sum(each.level is Level.ERROR for each in found) == errors
 
 
+REFUSAL = f"{REQUEST}400 Bad Request\n"
+LOC = "{'type': 'a', 'loc': ('body', 'messages', 1, 'role'), 'msg': \"no\", 'input': 'b'}\n"
+BROKEN = (
+    "(APIServer pid=1) ERROR 11-22 10:00:00 [a.py:1] a.StrangeError: unexpected token\n"
+    f"{REQUEST}500 Internal Server Error\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "level", "about"),
+    [
+        (UP + 2 * REFUSAL, Level.ERROR, "requests-refused"),
+        (UP + 2 * REFUSAL + LOC, Level.ERROR, "request-invalid"),
+        (UP + OK_LINE + 2 * REFUSAL + LOC, Level.NOTE, "request-invalid"),
+        (UP + OK_LINE + BROKEN + OK_LINE, Level.WARNING, "request-error"),
+        (UP + OK_LINE + 2 * REFUSAL, Level.NOTE, "requests-refused"),
+    ],
+)
+def test_refused_requests_are_told(log, level, about):
+    """A server that refuses every request, or fails at one, is never fine."""
+    found = judged(log.encode())
+    assert level in {each.level for each in found if each.about == about}
+    assert any(each.level is Level.OK for each in found) is (level is Level.NOTE)
+
+
 def test_a_server_that_ended_and_did_not_begin_anew_serves_no_more():
     """What comes up in the same log without a banner is another program."""
     log = (LOGS / "failing" / "another-program-starts.log").read_bytes()
