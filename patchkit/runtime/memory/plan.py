@@ -331,14 +331,22 @@ def _activation_bytes(
     compiling = 0.0
     if "--enforce-eager" not in flags:
         compiling = embedding_bytes(checkpoint, tensor_parts)
+    unpacked = _unpacked_bytes(config, tensor_parts)
+    rest = 0.0
     if cache := _read_number(flags, CACHE_BYTES, 0):
-        # vLLM measures nothing then, and its tensors of the cache get the memory of that copy.
-        compiling %= cache / shape.group_width()
+        # vLLM measures nothing then, and tensors of the cache get the memory of these blocks. MLA
+        # takes a new block later: the rest of its first one is lost.
+        layer_cache = cache / shape.group_width()
+        compiling %= layer_cache
+        rest = unpacked % layer_cache if unpacked > layer_cache else 0.0
 
     logits = _logit_rows(flags) * read_count(config, "vocab_size")
-    numbers = shape.batch * step + _mla_numbers(config, tensor_parts)
-    peak = max(numbers * _PLAIN_BYTES, logits * _SAMPLER_BYTES, compiling)
-    return peak + logits * _PENALTY_BYTES + shape.batch * workspaces * _PLAIN_BYTES
+    latent = read_count(config, "kv_lora_rank") + read_count(config, "qk_rope_head_dim")
+    numbers = shape.batch * step + latent * _MLA_WORKSPACE
+    step_bytes = numbers * _PLAIN_BYTES + unpacked
+    peak = max(step_bytes, logits * _SAMPLER_BYTES, compiling)
+    beside_peak = logits * _PENALTY_BYTES + shape.batch * workspaces * _PLAIN_BYTES
+    return peak + rest + beside_peak
 
 
 def _logit_rows(flags: Values) -> int:
@@ -347,15 +355,13 @@ def _logit_rows(flags: Values) -> int:
     return sequences * (1 + count_drafted(flags))
 
 
-def _mla_numbers(config: Mapping[str, Any], tensor_parts: int) -> float:
-    """Return the numbers in MLA's workspace for prompts, 0 for other attention."""
-    rank = read_count(config, "kv_lora_rank")
-    if not rank:
+def _unpacked_bytes(config: Mapping[str, Any], tensor_parts: int) -> float:
+    """Return the bytes of keys and values that MLA unpacks at once, 0 for other attention."""
+    if not read_count(config, "kv_lora_rank"):
         return 0
     head = read_count(config, "qk_nope_head_dim") + read_count(config, "v_head_dim")
-    unpacked = read_count(config, "num_attention_heads") * head / tensor_parts
-    width = unpacked + rank + read_count(config, "qk_rope_head_dim")
-    return width * _MLA_WORKSPACE
+    width = read_count(config, "num_attention_heads") * head / tensor_parts
+    return width * _MLA_WORKSPACE * _PLAIN_BYTES
 
 
 def _outside_rows(request: MemoryRequest) -> Iterator[MemoryRow]:
