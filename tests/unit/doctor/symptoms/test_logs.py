@@ -165,6 +165,64 @@ def test_refused_requests_are_told(log, level, about):
     assert any(each.level is Level.OK for each in found) is (level is Level.NOTE)
 
 
+GMMA = 'mma.hpp(14): error: static assertion failed with "No eligible operator"\n'
+CUDA_13 = "OSError: libnvrtc.so.13: cannot open shared object file: No such file\n"
+UNKNOWN_CALL = "RuntimeError: CUDA error: unknown error\n"
+SIZES = (
+    "RuntimeError: shape mismatch: value tensor of shape [0, 4] cannot be broadcast\n"
+)
+NO_DEVICE = "n:1:1 [0] NCCL INFO NET/IB : No device found.\n"
+SOCKETS = "n:1:1 [0] NCCL INFO Using network Socket\n"
+HCA = "n:1:1 [0] NCCL INFO NCCL_IB_HCA set to rocep1s0f1\n"
+DIVIDED = "AssertionError: 16 is not divisible by 6\n"
+ARGS = "INFO 11-22 10:00:00 [a.py:1] non-default args: {'tensor_parallel_size': 6, 'x': 1}\n"
+LAYER = "KeyError: 'layers.0.mlp.down_proj.{}'\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "about", "cause"),
+    [
+        (GMMA, "nvcc-refuses", "no-such-combination"),
+        (GMMA.replace("static", "an"), "nvcc-refuses", "sources-and-toolkit"),
+        ("vllm==0.25.0+cu129\n" + CUDA_13, "cuda-13-library-missing", "package-of-13"),
+        ("torch 2.9.0+cu128\n" + CUDA_13, "cuda-13-library-missing", "torch-of-12"),
+        (UNKNOWN_CALL, "cuda-error", "reported-late"),
+        (
+            UNKNOWN_CALL + "Failed to initialize NVML: Unknown Error\n",
+            "cuda-error",
+            "devices-taken",
+        ),
+        (SIZES, "tensor-sizes-differ", "model-code"),
+        (
+            "EngineCore encountered a fatal error.\n" + SIZES,
+            "tensor-sizes-differ",
+            "step-while-serving",
+        ),
+        (HCA + NO_DEVICE + SOCKETS, "nccl-over-sockets", "named-and-not-there"),
+        (ARGS + DIVIDED, "size-not-divisible", "tensor-parallel"),
+        (DIVIDED, "size-not-divisible", "shards"),
+        (LAYER.format("weight_zero_point"), "weight-name-unknown", "zero-points"),
+        (LAYER.format("weight_scale_inv"), "weight-name-unknown", "block-scales"),
+        (LAYER.format("weight_scale"), "weight-name-unknown", "quantised-otherwise"),
+    ],
+)
+def test_what_the_log_shows_comes_before_the_general_cause(log, about, cause):
+    causes = {
+        each.symptom.id: [cause.id for cause in each.causes]
+        for each in read_log([log.encode()]).diagnoses
+    }
+    assert causes[about][0] == cause
+
+
+def test_what_is_no_failure_names_none():
+    """NCCL goes on without a function of newer drivers; a probe prints a file's name."""
+    optional = (
+        b"n:1:1 [0] misc/a.cc:79 NCCL WARN dlvsym failed on mlx5dv_a"
+        b" - /lib/libmlx5.so: undefined symbol: mlx5dv_a, version MLX5_1.25\n"
+    )
+    assert judged(optional + b"libcudart.so.13\n") == []
+
+
 def test_a_server_that_ended_and_did_not_begin_anew_serves_no_more():
     """What comes up in the same log without a banner is another program."""
     log = (LOGS / "failing" / "another-program-starts.log").read_bytes()
