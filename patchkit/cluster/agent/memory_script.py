@@ -25,7 +25,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,8 +213,8 @@ class MemoryGuard:
         with suppress(OSError):  # it ended before it had read all
             text = self._trigger.recv(mmap.PAGESIZE)
         if text[:1].isdigit():
-            left, is_stalled = map(int, text.split())
-            self._keep_stop(MemoryLeft(left, bool(is_stalled)))
+            left, is_stalled, *refused = map(int, text.split())
+            self._keep_stop(MemoryLeft(left, bool(is_stalled)), refused)
         elif not self.ended:
             trouble = clean_text(text.decode(errors="replace")) or "it was killed"
             fail(f"the process that ends the rank is gone: {trouble}")
@@ -302,9 +302,12 @@ class MemoryGuard:
                 members += (path / MEMBERS).read_bytes()
         return bool(members)
 
-    def _keep_stop(self, memory: MemoryLeft) -> None:
-        """Record and say why the trigger ended the rank; ``memory`` is what was left then."""
-        text = f"{self._describe(memory)}: ended the rank"
+    def _keep_stop(self, memory: MemoryLeft, refused: Sequence[int]) -> None:
+        """Record and say why the trigger ended the rank; ``memory`` is what was left then.
+
+        ``refused`` are its processes that this user may not end.
+        """
+        text = f"{self._describe(memory)}: {self._describe_end(refused)}"
         stop = MemoryStop(
             start=self.settings["id"],
             time=time.time(),
@@ -313,6 +316,21 @@ class MemoryGuard:
         )
         _try(put_record, self._record, encode_stop(stop))
         _try(say, f"memory: {text}")
+
+    def _describe_end(self, refused: Sequence[int]) -> str:
+        if refused:
+            rest = [
+                f"{row.name} (process {row.pid} of {_user_name(row.user)})"
+                for row in read_processes()
+                if row.pid in refused
+            ]
+            return f"SIGKILL is refused, so these of the rank live: {', '.join(rest)}"
+
+        engine = self.settings.get("inside", ("",))[0]
+        has_container = any(map(_CONTAINER.search, map(str, self._inodes)))
+        if engine.endswith("docker") and not has_container:
+            return "ended docker's program, but saw no container of the rank"
+        return "ended the rank"
 
     def _describe(self, memory: MemoryLeft) -> str:
         floor = self.floor / GIB
@@ -421,7 +439,11 @@ def most_grown(before: ProcessSizes, now: ProcessSizes) -> tuple[str, int]:
     who = f"process {most}"
     if growth[most] < grown / 2:
         who = f"{len(pids)} processes"
-    return f"{name} ({who} of {_user_names().get(user, f'user {user}')})", grown
+    return f"{name} ({who} of {_user_name(user)})", grown
+
+
+def _user_name(user: int) -> str:
+    return _user_names().get(user, f"user {user}")
 
 
 @functools.cache

@@ -38,6 +38,7 @@ _WAITED = re.compile(rb"full .*total=(\d+)")
 _STALL_SHARE = 0.2
 _LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
 _PRESSURE = "/proc/pressure/memory"
+_MOST_REFUSED = 9  # processes that the guard is told
 MEMBERS = "cgroup.procs"
 """The file of a control group that lists its processes."""
 
@@ -100,11 +101,13 @@ class RankGroup:
     ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
     only root may write that, as for docker's containers, whose processes are the user's.
     ``ended`` is None until it is ended, then whether that was at once; None again with memory.
+    ``refused`` are processes that live, since this user may not end them.
     """
 
     members: int
     kill: int
     ended: bool | None = field(default=None, init=False)
+    refused: list[int] = field(default_factory=list, init=False)
 
     def read_members(self) -> list[int]:
         """Return the processes of the group, the first ones of many; none if it is gone."""
@@ -118,9 +121,14 @@ class RankGroup:
             os.write(self.kill, b"1")
             return True
 
+        self.refused = []
         for member in self.read_members():
-            with suppress(OSError):  # it ended, or belongs to another user
+            try:
                 os.kill(member, signal.SIGKILL)
+            except PermissionError:
+                self.refused.append(member)
+            except OSError:  # it ended
+                continue
         return False
 
 
@@ -192,8 +200,10 @@ class Trigger:
         for group in living:
             group.ended = group.ended or group.end()
         if is_new:
+            refused = [pid for group in living for pid in group.refused]
+            figures = (memory.left, memory.is_stalled, *refused[:_MOST_REFUSED])
             with suppress(OSError):  # the guard ended
-                self._channel.send(b"%d %d" % memory)
+                self._channel.send(b" ".join(b"%d" % figure for figure in figures))
 
 
 def start_trigger(floor: float, mark: float) -> socket.socket:

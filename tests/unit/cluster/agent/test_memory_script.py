@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pwd
 import re
 import select
 import socket
@@ -533,13 +534,16 @@ def test_a_stuck_process_in_a_container_holds_up_nothing(group, monkeypatch):
             let_nothing_be_enough(guard)
             look(guard)
             assert (rank.wait(5), other.poll()) == (-9, None)
+            assert read_stop("x", "abc").text.endswith(": ended the rank")
             other.kill()
         stuck.set()
     for path in ("docker-1.scope", "docker-2.scope"):
         (group / path).rmdir()
 
 
-def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
+def test_what_is_left_of_a_rank_is_named_and_killed_at_the_next_look(
+    group, monkeypatch
+):
     """Without cgroup.kill one may be missed, or be refused as another user's."""
     monkeypatch.setattr(memory_script.os, "open", without(os.open, "cgroup.kill"))
     with rank_in(group, "sleep", "99") as rank, rank_in(group, "sleep", "99") as other:
@@ -558,10 +562,27 @@ def test_what_is_left_of_a_rank_is_killed_at_the_next_look(group, monkeypatch):
         look(guard)
         assert (other.wait(5), rank.poll()) == (-9, None)
         stop = read_stop("x", "abc")
+        who = f"sleep (process {rank.pid} of {pwd.getpwuid(os.getuid()).pw_name})"
+        assert stop.text.endswith(
+            f"SIGKILL is refused, so these of the rank live: {who}"
+        )
 
         refused.clear()
         look(guard)
         assert (rank.wait(5), read_stop("x", "abc")) == (-9, stop)
+
+
+def test_a_guard_that_saw_no_container_claims_no_end_of_it(group):
+    """A container of another user is not found, since nobody else may read its mark."""
+    with rank_in(group, "sleep", "99") as program:
+        guard = guard_with(
+            0.001, group, inside=["/usr/bin/docker", "exec", "patchkit-x"]
+        )
+        look(guard)
+        let_nothing_be_enough(guard)
+        look(guard)
+        assert program.wait(5) == -9
+    assert read_stop("x", "abc").text.endswith("but saw no container of the rank")
 
 
 @pytest.mark.parametrize(
