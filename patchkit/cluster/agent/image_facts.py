@@ -53,6 +53,7 @@ _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 _PROGRAM = re.compile(
     r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints"
 )
+_ROOTLESS = "name=rootless"  # of docker's daemon
 _PATIENCE = 30.0  # seconds for an engine to answer
 _ODD = (OSError, ValueError, LookupError, TypeError, AttributeError)
 _FOLDERS = ("/etc/cdi", "/var/run/cdi")  # the last one counts: CDI, pkg/cdi/doc.go
@@ -211,6 +212,8 @@ def find_image(
         info = read_json(done.output)
         if refusals := info.get("ServerErrors"):  # docker ends with 0 all the same
             raise HostError(str(refusals[0]))
+        if _ROOTLESS in info.get("SecurityOptions", ()):
+            raise HostError("docker is rootless")
 
         podman = shutil.which("podman", path=path)
         if podman and "host" in info:

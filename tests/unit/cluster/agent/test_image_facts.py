@@ -190,6 +190,14 @@ def test_an_engine_that_refuses_says_why(said, engine):
     assert (found.problem, found.said) == ("engine-refuses", DOWN)
 
 
+def test_a_rootless_docker_is_refused_and_one_that_maps_users_is_not(engine):
+    remapped = {"SecurityOptions": ["name=seccomp,profile=default", "name=userns"]}
+    assert find_image(*engine(info=remapped)).problem == ""
+    rootless = {"SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
+    image = find_image(*engine(info=rootless))
+    assert (image.problem, image.said) == ("engine-refuses", "docker is rootless")
+
+
 def test_an_image_or_an_engine_that_is_not_there(engine, monkeypatch):
     name, _names = engine()
     assert find_image(name, ["other"]).problem == "image-missing"

@@ -94,6 +94,11 @@ def test_a_folder_of_any_name_is_one_field():
             "usermod",
         ),
         (
+            {"problem": "engine-refuses", "said": "docker is rootless"},
+            "engine-rootless",
+            "docker context use default",
+        ),
+        (
             {"problem": "image-silent", "said": FULL},
             "image-disk-full",
             "docker system df",
