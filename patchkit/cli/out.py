@@ -32,7 +32,7 @@ import click
 
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
-from patchkit.frozen import plain_fields
+from patchkit.frozen import Fields, plain_fields
 from patchkit.quoting import quoted, visible
 from patchkit.records import RECIPES_VARIABLE
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -182,7 +182,7 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
     data(text.replace("\x7f", r"\u007f") + "\n")
 
 
-def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
+def record_fields(record: Any, *left_out: str) -> Fields:
     """Return the fields of a dataclass for JSON, without ``left_out`` and classes; "" as None."""
     return {
         name: _json_text(value)

@@ -79,7 +79,7 @@ house_option = option(
     show_default=True,
 )
 
-Style = dict[str, Any]
+Style = Fields
 """Keyword arguments of ``style``."""
 
 STYLES = RECIPES / "cli" / "styles.toml"

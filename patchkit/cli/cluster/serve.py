@@ -61,7 +61,7 @@ from patchkit.doctor.symptoms.findings import explain_failed_start, read_journal
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.finding import Finding, Level, worst
-from patchkit.frozen import Fields
+from patchkit.frozen import Fields, Texts
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Memory
@@ -233,7 +233,7 @@ def other_clusters(node: Remote, state: NodeState) -> str:
 @options_of("logs")
 @rendered
 def logs_command(
-    cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
+    cluster: Cluster, follow: bool, nodes: Texts, since: str, lines: int
 ) -> Blocks:
     """Show the output of all ranks, merged by time, by this machine's clock.
 

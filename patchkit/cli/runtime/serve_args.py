@@ -112,7 +112,7 @@ def serve_args_command(
         tell(next_step("curl", url, where="once it serves"))
 
 
-def _longest_context(preset: Preset, options: dict[str, Any]) -> int:
+def _longest_context(preset: Preset, options: Fields) -> int:
     """Return the tokens of the longest request that fits on the preset's nodes, 0 if unknown."""
     checkpoint = find_checkpoint(preset.id, os.environ)
     if checkpoint is None:

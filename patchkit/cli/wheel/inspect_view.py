@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from patchkit.cli.out import Shown, bold, dim, next_verb, record_fields, style, table
@@ -18,7 +18,7 @@ from patchkit.cli.render import (
     note,
 )
 from patchkit.digests import sha256_of
-from patchkit.frozen import Fields
+from patchkit.frozen import Fields, Values
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import (
     LIVE,
@@ -134,7 +134,7 @@ def _wheel_facts(metadata: WheelMetadata, at_least: str) -> Fields:
 
 
 def _library_table(
-    binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
+    binaries: Sequence[Binary], uses: Values, target: Target
 ) -> Sequence[Shown]:
     """Return a row for each library."""
     heads = (

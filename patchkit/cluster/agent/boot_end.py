@@ -8,11 +8,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.agent.memory_record import last_figures, recorded_boots
 from patchkit.foreign import read_json
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Fields, Texts, frozen
 from patchkit.process import attempt
 
 _LAST = 40  # lines of the journal, among which those of an orderly end are
@@ -96,7 +95,7 @@ def _clock(moment: float) -> str:
     return time.strftime("%F %T", time.localtime(moment))
 
 
-def _read_entries(output: str) -> Iterator[dict[str, Any]]:
+def _read_entries(output: str) -> Iterator[Fields]:
     """Yield the entries of `journalctl --output=json` that have a time and a boot."""
     for line in output.splitlines():
         with suppress(ValueError, KeyError, TypeError):

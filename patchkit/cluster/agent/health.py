@@ -6,7 +6,7 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
@@ -148,6 +148,10 @@ class Compilers:
     python_h: str = ""
 
 
+Parts = dict[str, Callable[[], object]]
+"""Name → the function that reads this part of a node's facts."""
+
+
 @frozen
 class GpuUser:
     """A process that computes on the GPU; ``mib`` is its memory there, None if unknown."""
@@ -194,7 +198,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
     # systemd says 0 of a unit that does not run.
     pid = parse_whole(systemctl.output.strip()) or 0
 
-    parts: dict[str, Callable[[], object]] = {
+    parts: Parts = {
         "page_cache": _page_cache,
         "kernel": read_kernel_log,
         "gpu": gpu_state,
@@ -223,7 +227,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
 
 
 def run_parts(
-    parts: Mapping[str, Callable[[], object]],
+    parts: Parts,
     expected: tuple[type[Exception], ...],
 ) -> tuple[Fields, dict[str, Exception]]:
     """Run functions side by side; return their values, and their ``expected`` errors, by name.

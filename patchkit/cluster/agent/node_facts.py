@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent import links, node_state
-from patchkit.cluster.agent.health import collect_health, disk_rooms, run_parts
+from patchkit.cluster.agent.health import Parts, collect_health, disk_rooms, run_parts
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
 from patchkit.cluster.agent.memory_record import has_unified_groups
@@ -205,7 +205,7 @@ def examine(
     ``asked`` are ``image`` and ``variables`` as for ``look_at_node``. A part that fails is missing:
     then ``errors`` has the fields of its error, by its name.
     """
-    parts: dict[str, Callable[[], object]] = {
+    parts: Parts = {
         "facts": lambda: _facts_and_contents(name, venv, **asked),
         "state": lambda: node_state.read_node_state(name, units),
         "processes": lambda: list(node_state.group_processes(name)),
@@ -247,7 +247,7 @@ def meet(
     The parts are by name, with ``errors`` as in ``examine``. ``addresses`` are those of the other
     nodes, ``peers`` are as for ``try_links``, ``models`` are folders.
     """
-    parts: dict[str, Callable[[], object]] = {
+    parts: Parts = {
         "ways": lambda: links.try_ways(addresses),
         "links": lambda: links.try_links(peers),
         "models": lambda: list(map(model_print, models)),
@@ -255,7 +255,7 @@ def meet(
     return _ask_together(parts)
 
 
-def _ask_together(parts: Mapping[str, Callable[[], object]]) -> Fields:
+def _ask_together(parts: Parts) -> Fields:
     """Return the values of the parts by name; ``errors`` has the errors of the other parts."""
     answer, failures = run_parts(parts, (PatchkitError, OSError, ValueError))
 

@@ -32,7 +32,7 @@ from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_stat
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import positive_number, read_json
-from patchkit.frozen import Fields, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
@@ -77,12 +77,12 @@ class NodeState:
     processes: tuple[int, ...]
     starts: int
     memory: Memory | None
-    strangers: tuple[str, ...]
-    containers: tuple[str, ...]
+    strangers: Texts
+    containers: Texts
     others: Mapping[str, bool]
     start: str
     model: str
-    members: tuple[str, ...]
+    members: Texts
     successor: str
     image: ImageFacts | None
     frozen: str

@@ -18,7 +18,7 @@ from patchkit.cluster.agent import node_facts, node_files, node_state
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_journal import JournalLine, read_units
+from patchkit.cluster.agent.unit_journal import JournalLine, NodeLine, read_units
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
@@ -218,7 +218,7 @@ class GroupJournal:
     once ``lines`` is read to its end.
     """
 
-    lines: Iterator[tuple[str, JournalLine]]
+    lines: Iterator[NodeLine]
     silent: dict[str, PatchkitError]
 
 
@@ -251,7 +251,7 @@ def read_group_journal(
 
     head_offset = offsets.get(cluster.head, 0.0)
 
-    def read(node: Remote, offset: float) -> Iterator[tuple[str, JournalLine]]:
+    def read(node: Remote, offset: float) -> Iterator[NodeLine]:
         start = since
         if _EPOCH.fullmatch(since):
             # From the head's clock to this node's.
@@ -295,12 +295,12 @@ def _clock_offset(node: Remote) -> float:
 
 
 def _merge_arriving(
-    journals: Sequence[Iterator[tuple[str, JournalLine]]],
-) -> Iterator[tuple[str, JournalLine]]:
+    journals: Sequence[Iterator[NodeLine]],
+) -> Iterator[NodeLine]:
     """Yield the lines of journals as they arrive, each journal read by its own thread."""
-    arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
+    arrived: queue.Queue[NodeLine | None] = queue.Queue(_QUEUED)
 
-    def pump(lines: Iterator[tuple[str, JournalLine]]) -> None:
+    def pump(lines: Iterator[NodeLine]) -> None:
         for entry in lines:
             arrived.put(entry)
         arrived.put(None)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from patchkit.cluster.ssh.ssh import check_destination
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.records import RecordError, matching, one_of
 from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
@@ -80,10 +80,10 @@ class ServeChoices:
     port: int = _PORT
     target: Annotated[str, one_of("", *CHOICES["target"])] = ""
     preset: str = ""
-    wanted: tuple[str, ...] = field(default=(), metadata={"key": "with"})
-    unwanted: tuple[str, ...] = field(default=(), metadata={"key": "without"})
-    args: tuple[str, ...] = ()
-    set: Mapping[str, str] = field(default_factory=dict)
+    wanted: Texts = field(default=(), metadata={"key": "with"})
+    unwanted: Texts = field(default=(), metadata={"key": "without"})
+    args: Texts = ()
+    set: Values = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.port < _PORTS:
@@ -124,7 +124,7 @@ class ServeChoices:
         return f"localhost/patchkit:{pin[:12]}"
 
     @property
-    def image_asked(self) -> dict[str, Any]:
+    def image_asked(self) -> Fields:
         """Return the keyword arguments of ``look_at_image`` for a node, {} without an image."""
         if not self.image:
             return {}
@@ -206,7 +206,7 @@ class ClusterFile:
         return f"patchkit-{self.name}{part}.service"
 
 
-def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
+def new_cluster_text(nodes: Iterable[ClusterNode], choices: Values) -> str:
     """Return the text of a new file; ``choices`` are further keys of ``[serve]``, with values."""
     # TOML takes JSON's form of a text, except halves of surrogate pairs.
     quote = partial(json.dumps, ensure_ascii=False)

@@ -10,7 +10,7 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_state import LABEL
 from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.ranks import PlannedRank
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 
@@ -34,13 +34,13 @@ class Container:
     group: str
     rank: PlannedRank
     image: ImageFacts
-    folders: tuple[str, ...]
+    folders: Texts
 
     @property
     def name(self) -> str:
         return f"patchkit-{self.group}"
 
-    def words(self, command: tuple[str, ...]) -> tuple[str, ...]:
+    def words(self, command: Texts) -> Texts:
         """Return the words that run a command in the container."""
         home = self.rank.facts.home
         options = [
@@ -100,13 +100,13 @@ class Container:
         return f"{self.rank.facts.home}/.cache/huggingface"
 
     @property
-    def prepare(self) -> tuple[str, ...]:
+    def prepare(self) -> Texts:
         """Return the words that remove a former container and make the folders to mount."""
         folders = quoted("mkdir", "-p", self._home, self._hub)
         return ("/bin/sh", "-c", f"{self.remove[-1]}; exec {folders}")
 
     @property
-    def remove(self) -> tuple[str, ...]:
+    def remove(self) -> Texts:
         """Return the words that remove the container, if it outlived the program that ran it."""
         # Usually there is no such container: the engine's error is dropped. podman's first call
         # after a boot leaves a process running, which must not have the cluster's mark.

@@ -18,7 +18,7 @@ from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.rsync import Copied, Progress, send_files
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import HostError, PatchkitError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import OTHER, Gpu
 
@@ -141,7 +141,7 @@ def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
     Its wheels are native if there is a single target, else for any device.
     """
     house = "wheelhouse-any"
-    options: tuple[str, ...] = ()
+    options: Texts = ()
     if len(targets) == 1 and OTHER not in targets:
         (target,) = targets
         house = f"wheelhouse-{target}"
@@ -165,7 +165,7 @@ def _describe(venv: InstalledVenv) -> dict[str, str]:
 
 def _check_equal(
     cluster: Cluster,
-    contents: Sequence[Mapping[str, str]],
+    contents: Sequence[Values],
     hint: str,
 ) -> None:
     """Raise HostError with a line for each value that differs between nodes.

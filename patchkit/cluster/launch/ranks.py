@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
 from patchkit.cluster.models.model_files import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.memory.given_flags import given_drafter, given_flags
@@ -298,7 +297,7 @@ def name_node(node: str) -> Iterator[None]:
 def node_addresses(
     cluster: ClusterFile,
     facts: Sequence[NodeFacts],
-    choices: Mapping[str, str],
+    choices: Values,
 ) -> list[str]:
     """Return the IPv4 address of each node in the cluster, the head's first; [""] for one node.
 
@@ -438,7 +437,7 @@ def _decide_rank(
     """
     serve = cluster.serve
     nodes = len(cluster.members)
-    given: dict[str, Any] = {"role": "worker"}
+    given: Fields = {"role": "worker"}
     if number == 0:
         given = {"role": "single", "nodes": nodes, "executor": "mp"}
         if nodes > 1:

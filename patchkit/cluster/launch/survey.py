@@ -5,7 +5,7 @@ The texts of the findings are in recipes/doctor/survey.toml.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from patchkit.cluster.agent.image_facts import ImageFacts
@@ -15,7 +15,7 @@ from patchkit.cluster.net.checks import pair_checks
 from patchkit.cluster.ssh.node_findings import make_finding
 from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.errors import StorageError
-from patchkit.finding import Finding, Level, finding_texts
+from patchkit.finding import Finding, Findings, Level, finding_texts
 from patchkit.frozen import Fields
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Host
@@ -24,7 +24,7 @@ _TEXTS = "survey.toml"
 SURVEY = read_toml(Fields, RECIPES / "doctor" / _TEXTS, key="survey")
 
 
-def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Findings:
     """Yield the findings of each node, then those between the head and each worker.
 
     ``names`` and ``facts`` are by rank.
@@ -40,9 +40,7 @@ def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[F
     yield from between
 
 
-def pair_findings(
-    names: Sequence[str], facts: Sequence[NodeFacts]
-) -> Iterator[Finding]:
+def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Findings:
     """Yield the findings between the head, which is the first node, and each worker."""
     head_name, *worker_names = names
     head, *workers = facts
@@ -65,7 +63,7 @@ def _software_findings(
     second: str,
     head: NodeFacts,
     worker: NodeFacts,
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield the findings about what differs: installation, image or device.
 
     ``first`` is the name of the head, ``second`` that of the worker.
@@ -139,7 +137,7 @@ def image_finding(name: str, image: ImageFacts) -> Finding:
     return replace(finding, kind=kinds.get(about, finding.kind))
 
 
-def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
+def node_findings(name: str, facts: NodeFacts) -> Findings:
     """Yield a finding for each thing that a node lacks."""
     note = _describe_missing_gpu(facts.host)
     limit = _low_memlock(facts)

@@ -33,7 +33,7 @@ from patchkit.cluster.launch.ranks import (
     model_folders,
 )
 from patchkit.digests import digest
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.records import RECIPES
 from patchkit.runtime.memory.given_flags import given_flags
 from patchkit.runtime.memory.plan import CACHE_BYTES, SHARE
@@ -96,7 +96,7 @@ class GroupUnits:
     cluster: ClusterFile
     model: ServedModel
     ranks: tuple[PlannedRank, ...]
-    links: tuple[tuple[str, ...], ...]
+    links: tuple[Texts, ...]
 
     @property
     def url(self) -> str:
@@ -104,7 +104,7 @@ class GroupUnits:
         request = self.ranks[0].command.request
         return models_url(request).removesuffix("/v1/models")
 
-    def words(self, number: int) -> tuple[str, ...]:
+    def words(self, number: int) -> Texts:
         """Return the words of a rank's command, `vllm serve`."""
         rank = self.ranks[number]
         program, verb, source, *flags = rank.command.words
@@ -308,7 +308,7 @@ class GroupUnits:
             "remove": f"-{unit_line(container.remove)}",
         }
 
-    def model_folders(self, rank: PlannedRank) -> tuple[str, ...]:
+    def model_folders(self, rank: PlannedRank) -> Texts:
         """Return the folders that a container needs to read the model and the one that drafts."""
         models = absolute(self.cluster.model_folder, rank.facts)
         mounts = []

@@ -11,7 +11,7 @@ from types import NoneType
 from patchkit.cluster.agent import node_state, unit_state
 from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_journal import JournalLine
+from patchkit.cluster.agent.unit_journal import JournalLine, NodeLine
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
@@ -40,7 +40,7 @@ class StartWatcher:
     """
 
     tell: Callable[[UnitState, float], None]
-    explain: Callable[[Sequence[tuple[str, JournalLine]], str], HostError]
+    explain: Callable[[Sequence[NodeLine], str], HostError]
     note: Callable[[str], None]
 
 

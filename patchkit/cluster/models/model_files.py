@@ -16,7 +16,7 @@ from typing import Annotated
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.paths import is_file, is_plain
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
-from patchkit.frozen import Fields, frozen
+from patchkit.frozen import Fields, Texts, frozen
 from patchkit.reading import LARGEST_IN_TREE, read_text
 from patchkit.records import (
     RECIPES,
@@ -144,7 +144,7 @@ def require_room(
     return free
 
 
-_NAMES = read_toml(dict[str, tuple[str, ...]], RECIPES / "models.toml")
+_NAMES = read_toml(dict[str, Texts], RECIPES / "models.toml")
 CACHE = ".cache"
 """The folder inside a model's folder in which hf and patchkit keep their records."""
 
@@ -152,7 +152,7 @@ RECORD = f"{CACHE}/patchkit/model.json"
 """The path of the record. A fetch writes it first, so that a check knows which are missing."""
 
 
-def choose_files(names: Collection[str]) -> tuple[str, ...]:
+def choose_files(names: Collection[str]) -> Texts:
     """Return the files to fetch, sorted: the weights that vLLM loads, their index, and texts.
 
     Raises SourceError without such weights, RecordError if a name leads out of the folder.

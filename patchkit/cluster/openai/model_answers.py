@@ -136,7 +136,7 @@ def ask_model(
 
 def _fill(context: float) -> str:
     """Return sentences that fill a third of a long text, by the context of the model in tokens."""
-    filler = read_toml(dict[str, Any], _QUESTIONS, key="filler")
+    filler = read_toml(Fields, _QUESTIONS, key="filler")
     tokens = min(filler["tokens"], context // 2)
     times = int(tokens * _PER_TOKEN / 3 / len(filler["text"]))
     return str(filler["text"]) * max(times, 1)
@@ -171,7 +171,7 @@ def _read_template(folder: str) -> str:
     text = ""
     with contextlib.suppress(PatchkitError, RecordError):
         settings = read_text(home / "tokenizer_config.json")
-        text = str(read_json(dict[str, Any], settings).get("chat_template", ""))
+        text = str(read_json(Fields, settings).get("chat_template", ""))
         # transformers prefers this file.
         text = read_text(home / "chat_template.jinja")
     return clean(text, _LONGEST_TEMPLATE)

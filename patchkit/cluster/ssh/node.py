@@ -22,7 +22,7 @@ from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_command, ssh_error, s
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.foreign import read_json
-from patchkit.frozen import Fields, positional
+from patchkit.frozen import Fields, Texts, positional
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Remote:
     """
 
     destination: str
-    way: tuple[str, ...] = ()
+    way: Texts = ()
 
     @property
     def here(self) -> bool:
