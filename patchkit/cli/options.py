@@ -10,11 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import click
-
 from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Option, Verb, flag, option, with_options
+from patchkit.cli.render import Option, Verb, option, with_options
 from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields, Texts, frozen
@@ -36,23 +34,9 @@ _DEFAULTS = LedgerRequest(
 )
 
 
-offline_option = flag("--offline", "Download nothing; use only the cache.")
-trust_source = flag(
-    "--trust-source", "trusted", "Run the source's code without a sandbox."
-)
-_SOURCE = (
-    click.argument(
-        "positional",
-        metavar="[SOURCE]",
-        required=False,
-    ),
-    option(
-        "--source-version X.Y.Z",
-        "Version of a checkout without release tags.",
-    ),
-)
-_SHA256 = option("--sha256 HEX", "Expected SHA-256 of an archive.")
-_FETCHING = (offline_option, trust_source)
+_SOURCE = options_of("source")
+_FETCHING = options_of("fetching")
+_ARCHIVE = (options_of("archive"), _FETCHING)
 
 
 def _source_adder(*options: Option, required: bool = True) -> Callable[[Verb], Verb]:
@@ -112,23 +96,20 @@ _PROJECTS = {
     )
     for name in projects()
 }
-_ANY = (*_SOURCE, *_PROJECTS.values())
-source_options = _source_adder(*_ANY, _SHA256, *_FETCHING)
-optional_source_options = _source_adder(*_ANY, _SHA256, *_FETCHING, required=False)
-vllm_options = _source_adder(*_SOURCE, _PROJECTS["vllm"], *_FETCHING)  # vLLM alone
+_ANY = (_SOURCE, *_PROJECTS.values())
+source_options = _source_adder(*_ANY, *_ARCHIVE)
+optional_source_options = _source_adder(*_ANY, *_ARCHIVE, required=False)
+vllm_options = _source_adder(_SOURCE, _PROJECTS["vllm"], _FETCHING)  # vLLM alone
 folder_options = _source_adder(*_ANY)  # for trees that are patched already
 
 
-target_option = option(
-    "--target", "Device; default: gb10.", type=click.Choice(targets())
-)
 _ARCHS = ", ".join(
     f"{row.name} {row.native}|{row.family}" for row in targets().values()
 )
 
 
 _REQUEST = (
-    target_option,
+    options_of("device"),
     option("--arch native|family", f"Device code: {_ARCHS}."),
     options_of("fixes"),
 )

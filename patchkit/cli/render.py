@@ -22,7 +22,6 @@ from typing import Any, cast
 import click
 
 from patchkit.cli.out import (
-    PATH,
     LaidOut,
     Shown,
     bold,
@@ -60,29 +59,14 @@ def option(*words: str, **settings: Any) -> Option:
     return click.option(*names, help=text, **settings)
 
 
-def flag(*words: str) -> Option:
-    """Return an option without a value; the last word is its help."""
-    return option(*words, is_flag=True)
-
-
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for machines."
-)
-verbose_option = flag("-v", "--verbose", "Show all of it.")
-dry_run_option = flag("--dry-run", "Only say what would be done.")
-house_option = option(
-    "--dir",
-    "house",
-    "Folder of wheels.",
-    type=PATH,
-    default="wheelhouse",
-    show_default=True,
 )
 
 Style = Fields
 """Keyword arguments of ``style``."""
 
-STYLES = RECIPES / "cli" / "styles.toml"
+STYLES = RECIPES / "cli/styles.toml"
 LOAD_STYLES = read_toml(dict[str, Style], STYLES, key="load")
 MARKS = read_toml(dict[str, tuple[str, Style]], STYLES, key="level")
 _WHOLE = 1000  # characters of a command's help: so many that click cuts nothing off

@@ -1,4 +1,4 @@
-"""Read the options of verbs from options.toml."""
+"""Read the arguments and options of verbs from options.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patchkit.runtime.node.topology import check_ipv4
 from patchkit.runtime.rules.rule import CHOICES
 from patchkit.target import targets
 
-_TABLES = read_toml(dict[str, Fields], RECIPES / "cli" / "options.toml")
+_TABLES = read_toml(dict[str, Fields], RECIPES / "cli/options.toml")
 _TYPES: Fields = {
     "number": int,
     "path": PATH,
@@ -35,7 +35,7 @@ _MAKERS: Fields = {
 
 
 def options_of(verb: str) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds the options of a verb, in the order of options.toml."""
+    """Return a decorator that adds a verb's arguments and options, in their order there."""
     shared = _TABLES["shared"]
     rows = [shared.get(str(row), row) for row in _TABLES["verb"][verb]]
     return with_options(*map(_read_option, rows))
@@ -43,8 +43,9 @@ def options_of(verb: str) -> Callable[[Verb], Verb]:
 
 def _read_option(row: Fields) -> Option:
     settings = {**row}
-    words = settings.pop("words")
     for key in _MAKERS.keys() & row.keys():
         settings["type"] = _MAKERS[key](settings.pop(key))
 
-    return option(*words, **settings)
+    if "argument" in row:
+        return click.argument(settings.pop("argument"), **settings)
+    return option(*settings.pop("words"), **settings)

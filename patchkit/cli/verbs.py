@@ -6,7 +6,7 @@ from typing import Any
 
 from patchkit.records import RECIPES, read_toml
 
-_TABLES = read_toml(dict[str, dict[str, Any]], RECIPES / "cli" / "verbs.toml")
+_TABLES = read_toml(dict[str, dict[str, Any]], RECIPES / "cli/verbs.toml")
 GROUPS = _TABLES["group"]
 MORE = _TABLES["more"]
 MODULES = {verb: module for module, row in _TABLES["module"].items() for verb in row}

@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
-from patchkit.cli.out import PATH, LaidOut, table, tell
+from patchkit.cli.out import LaidOut, table, tell
 from patchkit.cli.render import (
     Blocks,
     VerbGroup,
     option,
     rendered,
-    verbose_option,
 )
 from patchkit.cli.verb_options import options_of
 from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer
@@ -69,8 +68,7 @@ def bench_command() -> None:
 
 
 @bench_command.command("run")
-@click.argument("model")
-@option("--url URL", "Measure the server that runs there.")
+@options_of("bench-server")
 @cluster_option
 @options_of("bench-tokens")
 @option(
@@ -152,9 +150,7 @@ def _measured_server(
 
 
 @bench_command.command("diff")
-@click.argument("first", type=PATH)
-@click.argument("second", type=PATH)
-@verbose_option
+@options_of("bench-diff")
 @rendered
 def compare_results(first: Path, second: Path, verbose: bool) -> Blocks:
     """Compare two setups, and say whether their figures differ by more than the spread."""

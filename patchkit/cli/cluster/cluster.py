@@ -80,7 +80,6 @@ def cluster_command() -> None:
 
 
 @cluster_command.command("init")
-@click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @options_of("cluster-init")
 @rendered
 def init_cluster(

@@ -40,7 +40,7 @@ def cluster_option(verb: Verb) -> Verb:
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
     """Return this machine as a cluster of one node; ``venv`` defaults to the one that runs this."""
     if not venv:
-        own_vllm = Path(sys.prefix) / "bin" / "vllm"
+        own_vllm = Path(sys.prefix) / "bin/vllm"
         venv = sys.prefix if own_vllm.exists() else VENV
     if not venv.startswith("~"):
         venv = str(Path(venv).absolute())

@@ -18,7 +18,6 @@ from patchkit.cli.render import (
     finding_blocks,
     finding_lines,
     rendered,
-    verbose_option,
 )
 from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import read_cluster_file
@@ -51,7 +50,6 @@ _READER = "patchkit doctor --log -"
 
 @click.command
 @options_of("doctor")
-@verbose_option
 @rendered
 def doctor_command(
     log: Path | None,

@@ -36,7 +36,7 @@ def write_containerfile() -> Blocks:
     \b
       patchkit export containerfile > Containerfile
     """
-    text = read_text(RECIPES / "export" / "Containerfile")
+    text = read_text(RECIPES / "export/Containerfile")
     yield {"containerfile": text}
     yield Data(text)
 
@@ -46,7 +46,6 @@ def write_containerfile() -> Blocks:
 
 
 @export_command.command("kubernetes")
-@click.argument("model")
 @cluster_option
 @options_of("export-kubernetes")
 @rendered

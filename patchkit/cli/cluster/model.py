@@ -31,13 +31,12 @@ from patchkit.cli.render import (
     ExitCode,
     Row,
     VerbGroup,
-    dry_run_option,
     finding_blocks,
     gigabytes,
     note,
-    option,
     rendered,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
@@ -68,9 +67,7 @@ def model_command() -> None:
 
 
 @model_command.command("get")
-@click.argument("spec", metavar="REPO[@REVISION]")
-@dry_run_option
-@option("--venv DIR", "Environment that has vLLM; default: the file's.")
+@options_of("model-get")
 @cluster_option
 @rendered
 def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> Blocks:
@@ -132,7 +129,7 @@ def get_model(spec: str, cluster: Cluster, dry_run: bool, venv: str | None) -> B
 
 
 @model_command.command("sync")
-@click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
+@options_of("model-sync")
 @cluster_option
 @rendered
 def sync_models(specs: Sequence[str], cluster: Cluster) -> Blocks:
@@ -172,7 +169,7 @@ def sync_models(specs: Sequence[str], cluster: Cluster) -> Blocks:
 
 
 @model_command.command("check")
-@click.argument("spec", metavar="REPO[@COMMIT]")
+@options_of("model-check")
 @cluster_option
 @rendered
 def check_models(spec: str, cluster: Cluster) -> Blocks:

@@ -74,7 +74,7 @@ _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str]  # with its colour, "" for none
 _FEW_ACCEPTED = 0.2  # of drafted tokens: fewer rarely pay for the drafting
 _LATEST = 2**32  # seconds since 1970: a node may say anything
-_WORDS = RECIPES / "units" / "words.toml"
+_WORDS = RECIPES / "units/words.toml"
 _UNIT_WORDS = read_toml(dict[str, str], _WORDS, key="step")
 _STATES = read_toml(dict[str, _Word], _WORDS, key="state")
 _LIVES = read_toml(dict[str, _Word], _WORDS, key="life")

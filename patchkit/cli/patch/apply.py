@@ -14,7 +14,6 @@ from patchkit.cli.options import (
     Selection,
     folder_options,
     located,
-    offline_option,
     opened,
     optional_source_options,
     request_options,
@@ -52,11 +51,10 @@ from patchkit.cli.render import (
     Row,
     count_loads,
     counted_noun,
-    flag,
     note,
     rendered,
-    verbose_option,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import Fields
 from patchkit.patching.commit import Applied, mark_applied
@@ -90,9 +88,7 @@ _FIX_FACTS = ("id", "title", "layer", "upstream", "needs")
 @click.command
 @source_options
 @request_options
-@flag("--dry-run", "Plan and prove, write nothing.")
-@flag("--native", "Also assemble an installed vLLM's PTX.")
-@verbose_option
+@options_of("apply")
 @rendered
 def apply_command(
     source: SourceOptions,
@@ -243,7 +239,7 @@ def _build_words(
 @click.command
 @optional_source_options
 @request_options
-@verbose_option
+@options_of("fixes-list")
 @rendered
 def fixes_command(
     source: SourceOptions | None,
@@ -354,9 +350,7 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
 
 
 @click.command
-@click.argument("release", metavar="RELEASE")
-@flag("--lock", "Add an unknown release to the recipe of a project of your own.")
-@offline_option
+@options_of("fetch")
 @rendered
 def fetch_command(release: str, lock: bool, offline: bool) -> Blocks:
     """Download a release: an sdist from the package index that pip is configured for, or NCCL's
@@ -379,7 +373,7 @@ def fetch_command(release: str, lock: bool, offline: bool) -> Blocks:
 
 @click.command
 @folder_options
-@flag("--force", "Also revert edited or damaged files.")
+@options_of("revert")
 @rendered
 def revert_command(source: SourceOptions, force: bool) -> Blocks:
     """Put back what upstream shipped, byte by byte.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchkit.cli.out import FILE_OR_DASH, bold, dim, style
+from patchkit.cli.out import bold, dim, style
 from patchkit.cli.render import (
     BAD,
     GOOD,
@@ -32,7 +32,6 @@ _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
 
 
 @click.command
-@click.argument("files", metavar="FILE...", nargs=-1, type=FILE_OR_DASH)
 @options_of("check")
 @rendered
 def check_command(

@@ -183,7 +183,7 @@ def _env_notes(env: ClusterEnv) -> Lines:
 
 
 @env_command.command("explain")
-@click.argument("name", metavar="[VARIABLE]", required=False)
+@options_of("env-explain")
 @rendered
 def explain_variable(name: str | None) -> Blocks:
     """Explain what a variable does here, why, since when, who says so, and what guides say.
@@ -266,7 +266,7 @@ def _claims_about(name: str) -> list[dict[str, str]]:
 
     Reading the data directly works on a node, which lacks the libraries of `patchkit explain`.
     """
-    place = RECIPES / "vllm" / "folklore.toml"
+    place = RECIPES / "vllm/folklore.toml"
     claims = read_toml(tuple[dict[str, Any], ...], place, key="claim")
     whole_name = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     keys = ("id", "verdict", "says", "instead")

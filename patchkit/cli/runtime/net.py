@@ -30,7 +30,6 @@ from patchkit.cli.render import (
     finding_summary,
     option,
     rendered,
-    verbose_option,
 )
 from patchkit.cli.verb_options import options_of
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
@@ -77,7 +76,6 @@ def _read_network(text: str) -> IPv4Network:
 
 
 _NETWORK = read_env_data("network")
-_PLAN = _NETWORK["plan"]
 _EXPECTED = _NETWORK["measure"]["expected"]
 _BANDWIDTH = {
     "expected": "{} for one twin, {} for both at once".format(*_EXPECTED),
@@ -104,17 +102,10 @@ def net_command() -> None:
 @options_of("net-plan")
 @option(
     "--network NETWORK",
-    f"Renumber from here; default: keep, or {_PLAN['network']}",
+    f"Renumber from here; default: keep, or {_NETWORK['plan']['network']}",
     type=_read_network,
 )
-@options_of("netdev")
-@option(
-    "--mtu N",
-    "MTU; default: keep it.",
-    type=click.IntRange(_PLAN["mtu_min"], _PLAN["mtu_max"]),
-)
 @options_of("net-file")
-@verbose_option
 @rendered
 def plan_network(
     root: Path, output: Path | None, force: bool, verbose: bool, **options: Any
@@ -258,7 +249,6 @@ def _interface_row(line: Line) -> Row:
 
 @net_command.command("verify")
 @options_of("net-verify")
-@verbose_option
 @rendered
 def verify_ends(verbose: bool, root: Path, **options: Any) -> Blocks:
     """Check the QSFP network; needs no rights, changes nothing.

@@ -60,7 +60,6 @@ _UNKNOWN = (
 
 
 @click.command
-@click.argument("model", required=False)
 @node_options
 @options_of("serve-args")
 @rendered

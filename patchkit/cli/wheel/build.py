@@ -13,9 +13,7 @@ import click
 
 from patchkit.cli.options import (
     Selection,
-    offline_option,
     request_options,
-    target_option,
 )
 from patchkit.cli.out import (
     Shown,
@@ -33,13 +31,10 @@ from patchkit.cli.render import (
     Record,
     VerbGroup,
     finding_blocks,
-    flag,
-    house_option,
     lead_word,
     note,
     option,
     rendered,
-    with_options,
 )
 from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
@@ -88,15 +83,6 @@ from patchkit.wheel.wheelhouse.overrides import (
     wanted_release,
 )
 
-cpu_option = option("--cpu", "CPU; default: the target's.", type=click.Choice(MACHINES))
-build_options = with_options(
-    cpu_option,
-    options_of("build"),
-    offline_option,
-    house_option,
-    flag("--dry-run", "Say what would be done, and what is missing."),
-)
-
 
 @click.group(cls=VerbGroup)
 def build_command() -> None:
@@ -105,14 +91,12 @@ def build_command() -> None:
 
 @build_command.command("nccl")
 @options_of("build-nccl")
-@target_option
-@option("--functions TEXT", "Build only these kernels, for tests.", default="")
 @option(
     "--cuda",
     "CUDA of nvcc; default: the target's.",
     type=click.Choice([row.cuda for row in toolkits()]),
 )
-@build_options
+@options_of("build")
 @rendered
 def build_nccl_wheel(
     house: Path, cpu: str | None, target: str | None, **options: Any
@@ -200,8 +184,7 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
 
 @build_command.command("flashinfer")
 @options_of("build-flashinfer")
-@target_option
-@build_options
+@options_of("build")
 @rendered
 def build_flashinfer_wheel(
     house: Path, cpu: str | None, target: str | None, **options: Any
@@ -285,7 +268,7 @@ def _module_names(options: Mapping[str, Any]) -> list[str]:
 @options_of("build-vllm")
 @request_options
 @options_of("build-sources")
-@build_options
+@options_of("build")
 @rendered
 def build_vllm_wheel(
     selection: Selection,

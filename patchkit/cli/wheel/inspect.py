@@ -10,25 +10,17 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import Shown, bold, dim, style
-from patchkit.cli.render import Blocks, Record, flag, lead_word, option, rendered
+from patchkit.cli.render import Blocks, Record, lead_word, option, rendered
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl
 from patchkit.runtime.python.startup import Choice
-from patchkit.target import DEFAULT_TARGET, targets
+from patchkit.target import targets
 
 
 @click.command
-@click.argument(
-    "file", metavar="[FILE]", required=False, type=click.Path(path_type=Path)
-)
-@option(
-    "--target",
-    f"Device to judge for; default: {DEFAULT_TARGET}.",
-    type=click.Choice(list(targets())),
-    default=DEFAULT_TARGET,
-)
-@flag("--loaded", "of_python", "Show which libnccl torch and vLLM load.")
+@options_of("inspect")
 @option("--python EXE", "Python that has torch.", default=sys.executable)
 @rendered
 def inspect_command(

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.options import (
-    offline_option,
-)
 from patchkit.cli.out import (
     next_verb,
     record_fields,
@@ -22,13 +19,12 @@ from patchkit.cli.render import (
     Lines,
     Row,
     counted_noun,
-    flag,
     note,
-    option,
     rendered,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
-from patchkit.target import DEFAULT_TARGET, Target, targets
+from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
@@ -37,20 +33,7 @@ from patchkit.wheel.native.make import NativeLibrary
 
 
 @click.command
-@click.argument(
-    "path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path)
-)
-@option(
-    "--target",
-    "name",
-    f"Device to compile for; default: {DEFAULT_TARGET}.",
-    type=click.Choice(list(targets())),
-    default=DEFAULT_TARGET,
-)
-@flag("--write", "Assemble it, in an environment.")
-@flag("--revert", "Put an environment's own libraries back.")
-@flag("--force", "Revert edited or damaged files, too.")
-@offline_option
+@options_of("native")
 @rendered
 def native_command(
     path: Path,

@@ -12,9 +12,7 @@ import click
 from patchkit.cli.options import (
     Selection,
     choose_sandbox,
-    offline_option,
     request_options,
-    trust_source,
 )
 from patchkit.cli.out import (
     bold,
@@ -26,14 +24,11 @@ from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Blocks,
-    flag,
-    house_option,
     note,
-    option,
     rendered,
-    verbose_option,
 )
-from patchkit.cli.wheel.build import cpu_option, install_steps
+from patchkit.cli.verb_options import options_of
+from patchkit.cli.wheel.build import install_steps
 from patchkit.frozen import Fields
 from patchkit.patching.fix import State
 from patchkit.target import Load
@@ -47,15 +42,9 @@ from patchkit.wheel.wheelhouse.contents import (
 
 
 @click.command
-@click.argument("wheel", metavar="NAME==X.Y.Z|WHEEL")
-@cpu_option
+@options_of("repack")
 @request_options
-@flag("--native", "Compile the code for the device now.")
-@option("--sha256 HEX", "SHA-256 of a wheel that is not locked.")
-@offline_option
-@trust_source
-@house_option
-@verbose_option
+@options_of("repack-wheel")
 @rendered
 def repack_command(
     wheel: str,

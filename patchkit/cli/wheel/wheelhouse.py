@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import (
-    PATH,
     Shown,
     bold,
     dim,
@@ -32,15 +31,12 @@ from patchkit.cli.render import (
     VerbGroup,
     cell_text,
     counted_noun,
-    dry_run_option,
     finding_blocks,
-    flag,
-    house_option,
     lead_word,
     note,
-    option,
     rendered,
 )
+from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.frozen import Texts
@@ -77,7 +73,7 @@ def wheelhouse_command() -> None:
 
 
 @wheelhouse_command.command("list")
-@house_option
+@options_of("wheelhouse-list")
 @rendered
 def list_wheels(house: Path) -> Blocks:
     """List the wheels that were made here; --json also their dependencies."""
@@ -120,10 +116,7 @@ def _entry_row(entry: ManifestEntry) -> Row:
 
 
 @wheelhouse_command.command("prune")
-@house_option
-@option("--drop", "Also remove this file, project or pin.", multiple=True)
-@dry_run_option
-@flag("--force", "Set a damaged journal aside.")
+@options_of("wheelhouse-prune")
 @rendered
 def prune_wheels(house: Path, drop: Texts, dry_run: bool, force: bool) -> Blocks:
     """Remove files that the manifest does not list, and remains of interrupted runs."""
@@ -148,10 +141,7 @@ def prune_wheels(house: Path, drop: Texts, dry_run: bool, force: bool) -> Blocks
 
 
 @wheelhouse_command.command("fill")
-@house_option
-@option("--python-version X.Y", "python", "Python of the nodes; default: the target's.")
-@option("--with PIN", "also", 'Also lock this, such as "ray==2.5".', multiple=True)
-@flag("--lock-only", "Only lock; the nodes download.")
+@options_of("wheelhouse-fill")
 @rendered
 def fill_wheels(
     house: Path, python: str | None, also: Texts, lock_only: bool
@@ -212,9 +202,7 @@ def _install_step(house: Path, node: NodePlatform, options: Sequence[str]) -> Sh
 
 
 @wheelhouse_command.command("override")
-@click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
-@option("--remove PROJECT", "Remove the override of a project.")
-@house_option
+@options_of("wheelhouse-override")
 @rendered
 def override_pin(pin: str | None, remove: str | None, house: Path) -> Blocks:
     """Take another version than a wheel pins, on the record.
@@ -282,7 +270,7 @@ def _override_lines(overrides: Iterable[Override]) -> Lines:
 
 
 @click.command
-@click.argument("house", metavar="[WHEELHOUSE]", default=Path("wheelhouse"), type=PATH)
+@options_of("verify")
 @rendered
 def verify_command(house: Path) -> Blocks:
     """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.

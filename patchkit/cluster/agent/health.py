@@ -277,7 +277,7 @@ def find_compilers(venv: Path, environment: Values) -> Compilers:
 
     release = next((folder.name for folder in venv.glob("lib/python3.*")), "")
     # The Python that made the venv comes first.
-    homes = ((venv / "bin" / "python").resolve().parents[1], venv)
+    homes = ((venv / "bin/python").resolve().parents[1], venv)
     headers = (home / "include" / release / "Python.h" for home in homes)
     python_h = next(filter(Path.is_file, headers), "")
     return Compilers(compiler=compiler, python_h=str(python_h))

@@ -42,7 +42,7 @@ class Engine:
     copies: int
 
 
-ENGINES = read_toml(dict[str, Engine], RECIPES / "units" / "engines.toml")
+ENGINES = read_toml(dict[str, Engine], RECIPES / "units/engines.toml")
 LAYER = "io.patchkit.layer"
 """The label of a patched image; its value is a digest of the patchkit and the options used."""
 

@@ -140,7 +140,7 @@ class InstalledVenv:
 
 def share_folder(name: str) -> Path:
     """Return one of patchkit's folders of this user: ``wheelhouse``, ``venvs`` or ``images``."""
-    return Path.home() / ".local" / "share" / "patchkit" / name
+    return Path.home() / ".local/share/patchkit" / name
 
 
 def look_at_installation(venv: str, lock: Any) -> InstallState:
@@ -266,7 +266,7 @@ def _run_pip(
     The bytes so far are an estimate, by the number of wheels that pip has begun.
     """
     links = ("--find-links", share_folder("wheelhouse"))
-    words = (path / "bin" / "python", *_PIP, *links, "-r", path / _LIST)
+    words = (path / "bin/python", *_PIP, *links, "-r", path / _LIST)
 
     begun = 0
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
@@ -318,7 +318,7 @@ def _describe_venv(path: Path, wheels: Iterable[str]) -> InstalledVenv:
 
     fields: Fields = {}
     if "torch" in homes:
-        answer = find_loaded_nccl(str(path / "bin" / "python"), os.environ)
+        answer = find_loaded_nccl(str(path / "bin/python"), os.environ)
         fields["warnings"] = answer.warnings
         for copy in answer.copies:
             if copy.path == answer.torch.path:

@@ -130,7 +130,7 @@ def look_at_node(
     link = Path(venv).expanduser()
     # Name the environment itself: another `install` moves the link.
     venv_folder = environment_of(link)
-    python = venv_folder / "bin" / "python"
+    python = venv_folder / "bin/python"
     has_venv = not image and os.access(python, os.X_OK)
     environment = {**os.environ}
     if variables:

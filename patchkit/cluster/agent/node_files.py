@@ -36,12 +36,12 @@ _CURES = {
 
 def config_folder(name: str) -> Path:
     """Return the folder of a cluster's files on this node, without the units."""
-    return Path.home() / ".config" / "patchkit" / name
+    return Path.home() / ".config/patchkit" / name
 
 
 def unit_folder() -> Path:
     """Return the folder of this user's units."""
-    return Path.home() / ".config" / "systemd" / "user"
+    return Path.home() / ".config/systemd/user"
 
 
 def run_for_user(

@@ -214,7 +214,7 @@ def _run_hf_download(
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_UPDATE_CHECK": "1",
         # A cache of its own: from the user's cache, hf would take files without a check.
-        "HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub"),
+        "HF_HUB_CACHE": str(folder / CACHE / "patchkit/hub"),
     }
 
     with Follow(*words, env=environment) as running:
@@ -240,7 +240,7 @@ def _require_downloaded(repo: str, done: Completed) -> None:
 
 def _find_parts(folder: Path) -> list[Path]:
     """Return the partial files of a running or interrupted download."""
-    return sorted((folder / CACHE / "huggingface" / "download").rglob("*.incomplete"))
+    return sorted((folder / CACHE / "huggingface/download").rglob("*.incomplete"))
 
 
 def _parts_size(folder: Path) -> int:

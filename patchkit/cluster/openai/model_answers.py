@@ -26,7 +26,7 @@ from patchkit.http_exchange import HttpAnswer, HttpServer, clean
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 
-_QUESTIONS = RECIPES / "answers" / "questions.toml"
+_QUESTIONS = RECIPES / "answers/questions.toml"
 _PER_TOKEN = 4  # characters, at least two of them in most languages
 _MOST_TOKENS = 4096  # of a reply that are read
 _LONGEST = 4000  # characters of a text that are read

@@ -67,7 +67,7 @@ class WantedMetric:
 
 def read_figures(text: str) -> dict[str, float]:
     """Return the metrics of server.toml by id, without those that a text lacks or spoils."""
-    file = RECIPES / "doctor" / "server.toml"
+    file = RECIPES / "doctor/server.toml"
     series = read_series(text)
     figures: dict[str, float] = {}
     for metric in read_toml(tuple[WantedMetric, ...], file, key="metric"):

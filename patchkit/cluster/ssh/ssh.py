@@ -15,14 +15,14 @@ from patchkit.records import RECIPES, RecordError, read_toml, record
 HERE = "localhost"
 """The destination that stands for this machine, where ssh is not used."""
 
-TOOLS = RECIPES / "units" / "tools.toml"
+TOOLS = RECIPES / "units/tools.toml"
 TOOL_WORDS = read_toml(dict[str, Texts], TOOLS, key="words")
 """Program → words of each call."""
 
 _DID_NOT_CONNECT = 255  # exit status of ssh itself; others are the command's
 _NOT_FOUND = 127  # of a shell that has no such program
 _CAUSES = read_toml(
-    tuple[dict[str, str], ...], RECIPES / "doctor" / "ssh.toml", key="cause"
+    tuple[dict[str, str], ...], RECIPES / "doctor/ssh.toml", key="cause"
 )
 
 

@@ -13,11 +13,13 @@ import click
 from patchkit.cli import group
 from patchkit.cli.runtime.env import env_command
 from patchkit.cli.verbs import VERBS
+from patchkit.cli.wheel.build import build_nccl_wheel
 from patchkit.errors import PatchkitError
 from patchkit.runtime.envfile.env_file import NODES_MAX
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.rules import rule
 from patchkit.runtime.rules.presets import named_preset
+from patchkit.wheel.build.toolchain import MACHINES
 from support import readme
 from support.terminal import runnable
 
@@ -201,3 +203,6 @@ def test_options_of_verbs_take_what_the_rooms_below_take():
     assert options["nodes"].max == NODES_MAX
     assert list(options["topology"].choices) == ["auto", *facts["topology"][1:]]
     assert list(options["executor"].choices) == ["auto", *facts["executor"][1:]]
+
+    builds = {option.name: option.type for option in build_nccl_wheel.params}
+    assert list(builds["cpu"].choices) == [*MACHINES]
