@@ -12,8 +12,7 @@ from typing import Any
 
 from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Option, Verb, option, with_options
-from patchkit.cli.verb_options import options_of
+from patchkit.cli.render import Option, Verb, option, options_of, with_options
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.patching.fix import Request

@@ -37,11 +37,6 @@ from patchkit.quoting import quoted, visible
 from patchkit.records import RECIPES_VARIABLE
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
-PATH = click.Path(path_type=Path)
-PRESENT_PATH = click.Path(path_type=Path, exists=True)
-FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
-FILE_OR_DASH = click.Path(path_type=Path, allow_dash=True)
-
 
 class Shown(str):
     """A text that is safe to print: foreign text in it is escaped, and its styles are patchkit's.

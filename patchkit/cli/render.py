@@ -1,4 +1,4 @@
-"""Print the blocks that a verb with ``@rendered`` yields.
+"""Read the options of verbs, and print the blocks that a verb with ``@rendered`` yields.
 
 With --json each dict and ``Record`` is printed, and nothing else. Without --json everything else is
 printed: lines, findings, tables, and ``Data`` for programs. ``ExitCode`` sets the verb's exit code.
@@ -17,6 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -39,12 +40,33 @@ from patchkit.finding import Finding, Level
 from patchkit.frozen import Fields, Texts, positional
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.target import Load
+from patchkit.runtime.node.topology import check_ipv4
+from patchkit.runtime.rules.rule import CHOICES
+from patchkit.target import Load, targets
 
 Verb = Callable[..., Any]
 Option = Callable[[Any], Any]
 Row = Texts
 Lines = Iterator[str]
+
+_TABLES = read_toml(dict[str, Fields], RECIPES / "cli/options.toml")
+_TYPES: Fields = {
+    "number": int,
+    "path": click.Path(path_type=Path),
+    "present path": click.Path(path_type=Path, exists=True),
+    "folder": click.Path(path_type=Path, exists=True, file_okay=False),
+    "path or -": click.Path(path_type=Path, allow_dash=True),
+    "address": check_ipv4,
+    "device": click.Choice(list(targets())),
+    "role": click.Choice(CHOICES["role"]),
+    "quantization": click.Choice(CHOICES["quantization"]),
+}
+# Keys of a row → the function that makes its type.
+_MAKERS: Fields = {
+    "choices": click.Choice,
+    "range": lambda limits: click.IntRange(**limits),
+    "type": _TYPES.__getitem__,
+}
 
 
 def option(*words: str, **settings: Any) -> Option:
@@ -59,9 +81,22 @@ def option(*words: str, **settings: Any) -> Option:
     return click.option(*names, help=text, **settings)
 
 
-as_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON for machines."
-)
+def options_of(verb: str) -> Callable[[Verb], Verb]:
+    """Return a decorator that adds a verb's arguments and options, in their order there."""
+    shared = _TABLES["shared"]
+    rows = [shared.get(str(row), row) for row in _TABLES["verb"][verb]]
+    return with_options(*map(_read_option, rows))
+
+
+def _read_option(row: Fields) -> Option:
+    settings = {**row}
+    for key in _MAKERS.keys() & row.keys():
+        settings["type"] = _MAKERS[key](settings.pop(key))
+
+    if "argument" in row:
+        return click.argument(settings.pop("argument"), **settings)
+    return option(*settings.pop("words"), **settings)
+
 
 Style = Fields
 """Keyword arguments of ``style``."""
@@ -164,7 +199,7 @@ def with_options(*options: Option) -> Callable[[Verb], Verb]:
 def rendered(verb: Callable[..., Iterator[Block]]) -> Verb:
     """Add --json to a verb, and print the blocks that it yields."""
 
-    @as_json
+    @options_of("json")
     @functools.wraps(verb)
     def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
         exit_code = 0

@@ -15,9 +15,9 @@ from patchkit.cli.render import (
     Blocks,
     VerbGroup,
     option,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer
 from patchkit.cluster.bench.figures import (
     ENOUGH,

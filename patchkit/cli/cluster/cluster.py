@@ -24,9 +24,9 @@ from patchkit.cli.render import (
     counted_noun,
     finding_blocks,
     note,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.cli.wheel.wheelhouse import require_wheels, tell_hashing
 from patchkit.cluster.agent.image_facts import ImageContents
 from patchkit.cluster.agent.installation import InstalledVenv, NodeWheel, WheelLock

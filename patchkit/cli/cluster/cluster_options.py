@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cli.out import record_fields
-from patchkit.cli.render import Verb, gigabytes
-from patchkit.cli.verb_options import options_of
+from patchkit.cli.render import Verb, gigabytes, options_of
 from patchkit.cluster.launch.cluster import Cluster, read_cluster_file
 from patchkit.cluster.launch.cluster_file import (
     FILE,

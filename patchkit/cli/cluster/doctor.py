@@ -17,9 +17,9 @@ from patchkit.cli.render import (
     ExitCode,
     finding_blocks,
     finding_lines,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.doctor.answer_check import check_answers

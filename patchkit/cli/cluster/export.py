@@ -9,9 +9,8 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.out import LaidOut, tell
-from patchkit.cli.render import Blocks, Data, VerbGroup, rendered
+from patchkit.cli.render import Blocks, Data, VerbGroup, options_of, rendered
 from patchkit.cli.runtime.node_options import note_lines
-from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import IMAGE
 from patchkit.cluster.launch.kubernetes import kubernetes_manifest, plan_pods

@@ -34,9 +34,9 @@ from patchkit.cli.render import (
     finding_blocks,
     gigabytes,
     note,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch

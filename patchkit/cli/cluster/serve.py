@@ -32,11 +32,11 @@ from patchkit.cli.render import (
     finding_blocks,
     lead_word,
     note,
+    options_of,
     rendered,
 )
 from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import note_lines
-from patchkit.cli.verb_options import options_of
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
 from patchkit.cluster.agent.memory_record import STAYS_DOWN

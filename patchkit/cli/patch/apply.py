@@ -52,9 +52,9 @@ from patchkit.cli.render import (
     count_loads,
     counted_noun,
     note,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import DriftError, UsageError
 from patchkit.frozen import Fields
 from patchkit.patching.commit import Applied, mark_applied

@@ -18,9 +18,9 @@ from patchkit.cli.render import (
     ExitCode,
     Lines,
     counted_noun,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.host.probe import probe

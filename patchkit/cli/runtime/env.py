@@ -28,11 +28,11 @@ from patchkit.cli.render import (
     Record,
     VerbGroup,
     fact_lines,
+    options_of,
     rendered,
     section,
 )
 from patchkit.cli.runtime.node_options import node_options, note_lines
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml

@@ -29,9 +29,9 @@ from patchkit.cli.render import (
     finding_blocks,
     finding_summary,
     option,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster import read_cluster_file
 from patchkit.cluster.launch.cluster_file import VENV

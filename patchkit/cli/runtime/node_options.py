@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.render import Lines, Verb, lead_word, note
-from patchkit.cli.verb_options import options_of
+from patchkit.cli.render import Lines, Verb, lead_word, note, options_of
 from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions

@@ -24,9 +24,9 @@ from patchkit.cli.render import (
     dashed,
     fact_lines,
     finding_blocks,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gpu, Host, Nccl, Netdev, Rdma, Software

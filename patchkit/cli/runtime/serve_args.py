@@ -15,10 +15,9 @@ from typing import Any
 import click
 
 from patchkit.cli.out import dim, next_step, record_fields, style, table, tell
-from patchkit.cli.render import Blocks, Data, Record, Row, rendered
+from patchkit.cli.render import Blocks, Data, Record, Row, options_of, rendered
 from patchkit.cli.runtime.memory_lines import memory_lines
 from patchkit.cli.runtime.node_options import node_options, note_lines
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.frozen import Fields
 from patchkit.runtime.envfile.env_file import read_env_file

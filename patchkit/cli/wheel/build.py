@@ -34,9 +34,9 @@ from patchkit.cli.render import (
     lead_word,
     note,
     option,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.patching.fix import Request

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import Shown, bold, dim, style
-from patchkit.cli.render import Blocks, Record, lead_word, option, rendered
-from patchkit.cli.verb_options import options_of
+from patchkit.cli.render import Blocks, Record, lead_word, option, options_of, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import NcclCopy, NcclReport, find_loaded_nccl

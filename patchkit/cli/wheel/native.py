@@ -20,9 +20,9 @@ from patchkit.cli.render import (
     Row,
     counted_noun,
     note,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase

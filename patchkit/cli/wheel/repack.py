@@ -25,9 +25,9 @@ from patchkit.cli.render import (
     GOOD,
     Blocks,
     note,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.cli.wheel.build import install_steps
 from patchkit.frozen import Fields
 from patchkit.patching.fix import State

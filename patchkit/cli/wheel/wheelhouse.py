@@ -34,9 +34,9 @@ from patchkit.cli.render import (
     finding_blocks,
     lead_word,
     note,
+    options_of,
     rendered,
 )
-from patchkit.cli.verb_options import options_of
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.frozen import Texts
