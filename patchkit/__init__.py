@@ -1,5 +1,3 @@
 """patchkit: version-aware source patches for vLLM, NCCL and FlashInfer on the DGX Spark GB10."""
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -1,7 +1,5 @@
 """Compute the SHA-256 of texts, of files and of folders."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Literal

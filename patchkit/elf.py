@@ -5,8 +5,6 @@ are for tools, and a file may have none. Every table has a limit: a hostile file
 after milliseconds and a few MiB. Nodes run this module, so it needs the standard library alone.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -4,8 +4,6 @@ Scripts may rely on the codes: a code is never reused for another kind of error.
 (including "already done"), and 1 is only for bugs.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

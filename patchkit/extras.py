@@ -1,7 +1,5 @@
 """Find which libraries that patchkit needs are missing, and the command that installs them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from importlib import util

@@ -18,8 +18,6 @@ begins with these fields:
 The pair is the offset and size, in this header, of options for ptxas.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All rooms use these types. The texts of the doctor's findings are data, in recipes/doctor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum

@@ -6,8 +6,6 @@ that another Python runs. ``follow.py`` is for a long-running program, or a dial
 Two other modules start processes themselves: ``proof/child_process.py`` and ``doctor/proof.py``.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

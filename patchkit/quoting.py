@@ -3,8 +3,6 @@
 The name of a file in a wheel can clear the screen, and a folder can be called ``$(reboot)``.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -9,8 +9,6 @@ value by raising ValueError or PatchkitError. ``field(metadata={"key": …})`` g
 name in the file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

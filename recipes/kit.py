@@ -1,7 +1,5 @@
 """Collect the names that a fix of any project imports."""
 
-from __future__ import annotations
-
 from patchkit.edit.cmake import add_list_item, commands, remove_list_items
 from patchkit.edit.python import swap, wrap
 from patchkit.edit.splice import Edit, Edits, together

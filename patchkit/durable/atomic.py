@@ -3,8 +3,6 @@
 ``replacing`` starts anew; ``continuing`` keeps the part that an earlier run wrote.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

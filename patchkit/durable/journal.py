@@ -12,8 +12,6 @@ change back needs no disk space. Every step can be repeated: the sha256 of a fil
 is as before or as after. One rename removes the journal, and that commits the change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Lock a folder: one writer at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Decide which files below a root may be changed: plain paths, no links."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path, PurePosixPath
 from typing import Annotated

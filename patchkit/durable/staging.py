@@ -1,7 +1,5 @@
 """Stage files for a journal: hard links, or copies with the same owner and mode."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -4,8 +4,6 @@ The rules are those of CMake's own lexer (Source/LexerParser/cmListFileLexer.in.
 end a line. A lone CR is blank space, and does not end a comment.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence

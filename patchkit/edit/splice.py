@@ -1,7 +1,5 @@
 """Edits as data: a span of one file and the text that takes its place."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterable

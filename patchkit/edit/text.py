@@ -1,7 +1,5 @@
 """Anchored edits for files without a parser of their own (C++, CUDA): exact text, exact count."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

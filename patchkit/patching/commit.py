@@ -1,7 +1,5 @@
 """Write or put back the files of a plan, its ledger and the originals as one change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Define a fix: metadata, the releases that need it, and the function that looks at the code."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import field

@@ -3,8 +3,6 @@
 What their claims rest on stands in ``evidence.toml``, beside ``recipe.toml``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import traceback

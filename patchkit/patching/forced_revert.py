@@ -1,7 +1,5 @@
 """Put the originals back even if ledger or journal are damaged, without losing any content."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

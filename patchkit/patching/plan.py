@@ -1,7 +1,5 @@
 """Make a plan for a tree and a request: verdicts in order, and the resulting texts."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Load recipes. A recipe is everything that patchkit knows about one upstream project."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Turn the patches that a user names into fixes. Their lines must fit the code exactly."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Open a tree on disk together with its ledger, which says what patchkit has changed in it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace

@@ -4,8 +4,6 @@ Limits on time, memory and output (rlimits, and a clock in the parent) end a chi
 by itself. The child has only its outputs open. It ends when the parent ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import gc

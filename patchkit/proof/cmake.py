@@ -4,8 +4,6 @@ No compiler and no GPU is needed. CMake runs in a sandbox: it can read the tree,
 nothing but its trace.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

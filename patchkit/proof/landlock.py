@@ -1,7 +1,5 @@
 """Landlock: restrict this process to some files and folders of the file system."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import stat

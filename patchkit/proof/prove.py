@@ -1,7 +1,5 @@
 """Check the effect of a plan before anything is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from patchkit.edit.python import parsed

@@ -7,8 +7,6 @@ give false answers to the questions that run them. The questions of each fix hav
 so that those files cannot falsify the answers for another fix.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -9,8 +9,6 @@ No library of the package index fits: py-landlock has no seccomp, sandlock needs
 Namespaces would add nothing: these processes have no right left that a namespace could hide.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import cache

@@ -6,8 +6,6 @@ kernel: processes, signals, sockets, shared kernel objects, and changes to files
 for the process, so that a later kernel adds nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import platform

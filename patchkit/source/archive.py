@@ -1,7 +1,5 @@
 """Unpack source distributions: completely or not at all, and with no file outside a folder."""
 
-from __future__ import annotations
-
 import lzma
 import tarfile
 import tempfile

@@ -1,7 +1,5 @@
 """Detect the kind of a tree (sources, a git checkout, an installed package) and its version."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

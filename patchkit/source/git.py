@@ -1,7 +1,5 @@
 """Get one commit of a git repository as an archive, with every object verified by git."""
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import os

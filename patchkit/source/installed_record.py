@@ -1,7 +1,5 @@
 """Update the RECORD of an installed package, so that pip can still check and uninstall it."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -5,8 +5,6 @@ files. Other sources are verified: an archive by its sha256, a commit by git's o
 by the sha256 or the commit in the ``recipe.toml`` of its project.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A project has a folder with its recipe: ``recipes/NAME``, or a folder that a user names.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ releases and their sha256. Releases without a file on a package index are in
 ``recipes/PROJECT/recipe.toml``; its comments describe the fields.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import field

@@ -8,8 +8,6 @@ trace; make can write nothing at all. NCCL's makefiles compare CUDA's version by
 ``$(shell test …)``: make gets them with the answers.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 import shlex

@@ -6,8 +6,6 @@ each group. A group that is not in the trace is not built. A call in the trace t
 the files is an error.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace

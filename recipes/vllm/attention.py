@@ -3,8 +3,6 @@
 The code runs as if only the libraries of flash-attention that were built could be imported.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Collection

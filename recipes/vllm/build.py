@@ -1,7 +1,5 @@
 """Read what ``recipes/vllm/build.toml`` knows about building vLLM; it describes the fields."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import field, replace

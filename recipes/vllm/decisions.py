@@ -4,8 +4,6 @@ Stand-ins replace only what is outside the tree: the answers of compiled operato
 libraries are installed, and the configuration, which has every optional feature off.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import tomllib

@@ -4,8 +4,6 @@ Only commands that a CUDA build reaches count: files are followed from ``CMakeLi
 ``include`` and ``add_subdirectory``, and branches for other devices are ignored.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict

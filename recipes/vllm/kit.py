@@ -1,7 +1,5 @@
 """Collect the names that a fix of vLLM imports."""
 
-from __future__ import annotations
-
 from patchkit.recipes.kit import *
 from patchkit.recipes.vllm.archs import (
     INTERSECTION,

@@ -6,8 +6,6 @@ asks for its targets and copies their files; and, for flash-attention, a Python 
 it and that every model needs.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator

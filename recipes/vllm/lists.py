@@ -1,7 +1,5 @@
 """Find the arch lists in CMake files that a CUDA 13 build reads."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from packaging.version import Version

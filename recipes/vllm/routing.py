@@ -1,7 +1,5 @@
 """Compare what upstream's code decides on several devices, before and after a patch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial

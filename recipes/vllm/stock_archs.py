@@ -1,7 +1,5 @@
 """Compare the arch lists of a tree with those of its release, to notice edits by hand."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace

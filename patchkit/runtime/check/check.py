@@ -1,7 +1,5 @@
 """Run all checks of a text, and leave out the findings that a comment silences."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Hold the content of a file as it is written, and make the findings about it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tell the kind of a file, and read its content by that kind."""
 
-from __future__ import annotations
-
 import re
 import stat
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read from /proc or with `docker inspect` how running vLLM servers were started."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Check servers: their flags, the addresses at which they listen, and the secrets in files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Split the text of a shell script into commands and words, without expanding anything."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Find out which device, versions and role a file is for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Check names and values of variables, variables that contradict each other, or the host."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -13,8 +13,6 @@ if its value is no path and valid for the variable. The lock of a wheelhouse nam
 that a node will have installed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import stat

@@ -6,8 +6,6 @@ stricter than these programs: a line that one of them would ignore, run, expand 
 way than the others is an error.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

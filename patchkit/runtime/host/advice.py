@@ -1,7 +1,5 @@
 """Find remarks for the owner of a machine in its facts; texts and sources are data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 

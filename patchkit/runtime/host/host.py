@@ -1,7 +1,5 @@
 """Hold the facts of one machine, as `probe` finds them, and compare its networks."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Collection, Iterable, Iterator
 from ipaddress import IPv4Interface, IPv4Network, ip_address, ip_network

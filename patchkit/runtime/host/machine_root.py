@@ -6,8 +6,6 @@ can carry them. In a recording commands/ has the answers of tools, and notes.txt
 could not be read, with the reasons.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import posixpath

@@ -1,7 +1,5 @@
 """Find the packages of a Python, and what they would load, without importing any."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Read recipes/env/memory.toml: what memory holds beside weights, and what configs call it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated

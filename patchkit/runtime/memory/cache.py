@@ -5,8 +5,6 @@ every group: all tokens for full attention, the last ones for a sliding window, 
 recurrent layer. A state takes one block, so blocks are at least as large as a state.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter

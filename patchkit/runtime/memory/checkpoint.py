@@ -1,7 +1,5 @@
 """Read a checkpoint: its config, its size, the names, types and shapes of its tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Read the flags that a user adds to `vllm serve`, as far as the memory depends on them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

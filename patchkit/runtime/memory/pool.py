@@ -5,8 +5,6 @@ their own memory, and NVML tells its size. If a size is unknown, it is not check
 so.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from patchkit.frozen import frozen

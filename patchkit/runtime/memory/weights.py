@@ -1,7 +1,5 @@
 """Tell the size of a model's weights, and the part of them that one rank holds."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Decide the variables of a node, compare them with those of its head, and write the env file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 

@@ -5,8 +5,6 @@ options, the facts of the host and an env file. The only files that are read are
 installed vLLM, for the names of its variables.
 """
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 
 from patchkit.frozen import Fields, Values, frozen

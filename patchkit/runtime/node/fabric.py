@@ -3,8 +3,6 @@
 Pure: only the facts of the host decide.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network

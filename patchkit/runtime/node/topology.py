@@ -1,7 +1,5 @@
 """Choose how a node is attached to its cluster: cage, topology, interfaces and address. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Address

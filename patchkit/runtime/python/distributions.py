@@ -1,7 +1,5 @@
 """Find installed distributions by their .dist-info folders: importlib.metadata loads slowly."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ Nothing is imported. The Python itself says where it finds packages and which fi
 The dynamic loader says what torch's libraries need. The source text of torch says what it preloads.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

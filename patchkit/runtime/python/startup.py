@@ -3,8 +3,6 @@
 A Python is asked for its paths and mapped files; the loading by torch and vLLM is simulated.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -10,8 +10,6 @@ not serve some models. The heads of both files describe them. `serve-args`, `up`
 use the second one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -9,8 +9,6 @@ have the name, and its default there. A name whose default changed, or that came
 rows, in the order of releases. Lines that begin with # are comments.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ on by default, or only if ``--with`` turns it on; ``--without`` turns it off. A 
 ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = range``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace

@@ -5,8 +5,6 @@ All that patchkit shows is redacted by this module: texts by ``mask_secrets``, r
 recipes/env/secrets.toml and code.toml.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase, translate

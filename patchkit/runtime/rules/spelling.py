@@ -6,8 +6,6 @@ variable that does something else. So a different digit is another name (FP4, FP
 different letter in an abbreviation (TP, DP), or a further word (VLLM_HOST, VLLM_HOST_IP).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from os.path import commonprefix

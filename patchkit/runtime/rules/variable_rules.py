@@ -1,7 +1,5 @@
 """Read the rules about variables from ``recipes/env/rules.toml``; its head describes the fields."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet

@@ -9,8 +9,6 @@ fields of a class in ``cli_args.py``, which moved twice, and a few are declared 
 made.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Choose the flags of `vllm serve` for a node from rules and a preset, each with its reason."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Write the notes on a command: model, size, context, flags, and what its first start compiles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from patchkit.finding import SINGLE_REPORT

@@ -3,8 +3,6 @@
 recipes/env/flashinfer.toml has both; recipes/flashinfer/jit_modules.py takes the calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from itertools import product

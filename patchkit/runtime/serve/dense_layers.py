@@ -4,8 +4,6 @@ Layers have the names that they have in vLLM after fusing, since vLLM matches pa
 fused layer, not with its parts (``find_matching_patterns``).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ vLLM's `--host` is for the API server only. Nodes find each other by ``--master-
 ``VLLM_HOST_IP``, so every address to listen on works for a model on several nodes.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Order a compiled wheel, patch its sources, and pack what was compiled."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterable, Mapping

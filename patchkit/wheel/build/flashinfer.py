@@ -5,8 +5,6 @@ torch and without a GPU. The wheel has the name of upstream's, so that pip repla
 other, and serves releases before and after 0.7.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A work folder has the same path on every machine, since nvcc names static variables after paths.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Run a build: a clean environment, a log, and progress counted in steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

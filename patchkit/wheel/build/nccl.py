@@ -3,8 +3,6 @@
 NCCL's own makefiles compile, and scikit-build-core packs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

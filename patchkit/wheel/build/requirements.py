@@ -4,8 +4,6 @@ The files in ``recipes/vllm/requirements`` are for pip's ``--require-hashes``: t
 that goes into the environment, so that pip has nothing to resolve.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

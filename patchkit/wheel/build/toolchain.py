@@ -3,8 +3,6 @@
 ``recipes/toolchain.toml`` locks the toolkit: wheels from NVIDIA, unpacked into one folder.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

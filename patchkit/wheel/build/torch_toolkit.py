@@ -9,8 +9,6 @@ imported. In its place CMake imports a stand-in (``torch_stand_in/``), which ans
 of that torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

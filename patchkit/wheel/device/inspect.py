@@ -10,8 +10,6 @@ If a fat binary has no machine code for the device, the driver compiles its PTX 
 its kernels is called. It uses one core, and keeps the result in a cache of the user.
 """
 
-from __future__ import annotations
-
 import io
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -9,8 +9,6 @@ For the proof, CMake's compile_commands.json tells how a build compiles each sou
 must hold the code of all its sources, for the archs that were requested.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import re

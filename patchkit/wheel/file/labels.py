@@ -1,7 +1,5 @@
 """Name a wheel that patchkit made: facts as JSON, a digest of the content in the version."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Read the rules about libraries in wheels, from ``recipes/wheel_rules.toml``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Read a wheel's metadata, and find what in it contradicts its file name or its RECORD."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from email.message import Message
 from pathlib import Path

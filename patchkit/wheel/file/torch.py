@@ -3,8 +3,6 @@
 An index may have both kinds under one version.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path

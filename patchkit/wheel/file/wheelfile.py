@@ -5,8 +5,6 @@ lead out of it, two members of one name or with the same bytes, sizes that explo
 uses the same open file: if another file takes its path, what was checked is still what is read.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

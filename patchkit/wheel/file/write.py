@@ -4,8 +4,6 @@ Nothing is compressed: that would take minutes, and its result depends on the ve
 Unchanged members of another wheel are copied as they are stored there, compressed or not.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

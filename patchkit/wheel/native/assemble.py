@@ -5,8 +5,6 @@ digest of these. Therefore the next run continues a killed one, and only new PTX
 is assembled. PTX that differs only in the name of its translation unit is assembled once.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """Make the libraries of installed packages native, recorded in a ledger, and revert that."""
 
-from __future__ import annotations
-
 from functools import partial
 from operator import attrgetter
 from pathlib import Path

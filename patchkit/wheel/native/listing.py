@@ -1,7 +1,5 @@
 """List the PTX that a device would compile at first use, in a library, wheel or environment."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import replace

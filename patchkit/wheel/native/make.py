@@ -3,8 +3,6 @@
 inspect → jobs → assemble, in parallel → relink → inspect again
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Make the native parts of a wheel: libraries with machine code in the place of PTX."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import field
 from fnmatch import fnmatchcase

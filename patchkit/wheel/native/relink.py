@@ -11,8 +11,6 @@ what follows. A larger section goes to the end of the file, in a new segment. In
 one program header more than before, and the program headers lie behind the section.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Sequence

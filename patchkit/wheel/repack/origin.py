@@ -1,7 +1,5 @@
 """Find the wheel to repack: upstream's, known by its locked sha256, or a file of the user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

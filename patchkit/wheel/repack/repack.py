@@ -5,8 +5,6 @@ origin → kernels → patched tree → native parts → additions → new wheel
 Each step returns a new value, made from the values of earlier steps.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

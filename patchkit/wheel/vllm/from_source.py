@@ -5,8 +5,6 @@ order → prepare → CUDA → backend, cut off → prove → assemble PTX → s
 vLLM's own setup.py and CMake do the work; everything that they would fetch is fetched before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

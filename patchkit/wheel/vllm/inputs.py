@@ -10,8 +10,6 @@ A commit id proves the contents, since git checks every object. A folder is reco
 digest of its contents, with the note that it was not compared with the pin.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

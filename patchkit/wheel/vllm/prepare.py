@@ -3,8 +3,6 @@
 order → source → patches → external sources → build environment → facts
 """
 
-from __future__ import annotations
-
 import platform
 import shutil
 import sys

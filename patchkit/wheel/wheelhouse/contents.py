@@ -1,7 +1,5 @@
 """Add wheels to a wheelhouse, and keep its manifest equal to the wheels in the folder."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping

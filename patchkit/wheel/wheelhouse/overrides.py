@@ -1,7 +1,5 @@
 """Record and remove overrides of a wheelhouse, and choose the NCCL to build for its wheels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

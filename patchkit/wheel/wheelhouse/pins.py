@@ -1,7 +1,5 @@
 """Read the wheels of a wheelhouse and their pins, and check that they fit together."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache

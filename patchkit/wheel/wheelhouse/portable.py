@@ -1,7 +1,5 @@
 """Put what patchkit requires into its own folder, for a machine without a network."""
 
-from __future__ import annotations
-
 import shutil
 import zipfile
 from importlib import metadata

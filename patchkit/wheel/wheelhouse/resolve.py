@@ -3,8 +3,6 @@
 uv gets the index, the credentials and the certificates that pip is configured with.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Lock a wheelhouse, change it through a journal, and read and write its three documents."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import json

@@ -1,7 +1,5 @@
 """Verify a wheelhouse, and remove files from it that do not belong there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection, Iterator
