@@ -45,6 +45,7 @@ _TOKENS = (1, 64)
 _WIDE = 1024
 _DEEP = 2048
 _BUFFER = 512 << 20  # bytes that no cache of a GPU holds
+_KERNELS_BETWEEN = 20  # as many as about half a layer has
 
 Answer = dict[str, Any]
 # triton.language, which try_triton imports: the kernel must find it under this global name.
@@ -373,7 +374,7 @@ def try_all_reduce(settings: Answer) -> Answer:
     """Add up data over all ranks, check the sums, and measure the time for each size.
 
     Settings are the number of this ``rank`` and of all ranks, ``world``, the URL ``meeting`` where
-    the ranks meet, ``sizes`` in bytes, and of how many in a row the time is wanted: ``streak``.
+    the ranks meet, ``sizes`` in bytes, and how many a CUDA graph has, ``streak``, if that is wanted.
     """
     world = settings["world"]
     torch = _require_gpu()
@@ -419,14 +420,26 @@ def try_all_reduce(settings: Answer) -> Answer:
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
         figures[f"gigabytes_per_second_{size}"] = round(moved / seconds / 1e9, 3)
 
-        # As a step has them: in a CUDA graph, without the time that a launch takes.
         if streak := settings.get("streak"):
-            reductions = [partial(dist.all_reduce, data)] * streak
-            seconds = _time_graph(torch, reductions) / streak
-            figures[f"microseconds_in_a_row_{size}"] = round(seconds * 1e6, 1)
+            seconds = _time_reductions(torch, dist, data, streak)
+            figures[f"microseconds_in_a_graph_{size}"] = round(seconds * 1e6, 1)
 
     dist.barrier()
     return {"figures": figures}
+
+
+def _time_reductions(torch: Any, dist: Any, data: Any, streak: int) -> float:
+    """Return the seconds that an all-reduce adds to a CUDA graph of so many.
+
+    As in a step, short kernels stand between them. Back to back, torch's took 18.5 instead of 7.2
+    microseconds on two H200; NCCL without torch took 6.9.
+    """
+    kernels = [partial(data.mul_, 1.0)] * _KERNELS_BETWEEN
+    reduction = partial(dist.all_reduce, data)
+    alone = _time_graph(torch, kernels * streak)
+
+    both = _time_graph(torch, [*kernels, reduction] * streak)
+    return (both - alone) / streak
 
 
 def try_decode(settings: Answer) -> Answer:

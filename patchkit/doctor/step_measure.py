@@ -258,7 +258,7 @@ def _measure_all_reduce(python: str, variables: Values, measured: Fields) -> Fie
     # A vector in 16 bits for each token of a step; behind attention, and behind the MLP.
     size = 2 * measured["batch"] * measured["hidden"]
     results = run_all_reduce(nodes, {**_LOAD["all-reduce"], "sizes": [size]})
-    figure = slowest_figures(results).get(f"microseconds_in_a_row_{size}")
+    figure = slowest_figures(results).get(f"microseconds_in_a_graph_{size}")
     reasons = [result.reason for result in results]
     return {
         "reductions": 2 * (measured["layers"] or 0) or None,
