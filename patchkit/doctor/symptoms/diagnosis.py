@@ -16,8 +16,9 @@ from operator import attrgetter, itemgetter
 from patchkit.doctor.symptoms.lines import FORMS
 from patchkit.doctor.symptoms.messages import (
     frame_causes,
+    frame_place,
     runs_engine,
-    setting_causes,
+    stated_options,
     states_cause,
 )
 from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
@@ -36,6 +37,7 @@ from patchkit.doctor.symptoms.symptom import (
     Cause,
     KernelLibrary,
     LogFact,
+    Step,
     Symptom,
     TextPattern,
     libraries,
@@ -43,7 +45,7 @@ from patchkit.doctor.symptoms.symptom import (
     symptoms,
     text_pattern,
 )
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Texts, Values, frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import Condition, Situation, is_met
 
@@ -62,7 +64,6 @@ _GENERAL_WEIGHT = (
     1000  # characters by which texts of general symptoms are less specific
 )
 _LEVELS = ("error", "warning", "note")
-_VERSION = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _by_number = attrgetter("number")
 
 
@@ -72,7 +73,7 @@ class Diagnosis:
 
     ``causes`` has one cause if texts and facts decide, else all that are possible, and none if no
     known cause is possible. ``values`` are those of {names} in the texts. ``outlived`` says that
-    the server went on to serve.
+    the server went on to serve. ``place`` tells the last frame before the hit, "" for none.
     """
 
     symptom: Symptom
@@ -80,6 +81,7 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     values: Mapping[str, str]
     outlived: bool = False
+    place: str = ""
 
     @property
     def level(self) -> str:
@@ -142,6 +144,9 @@ class ReadLog:
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
     looked at, "" if all was. ``request`` is the first unknown error of a request that the server
     goes on after; ``broken`` says that a request was later answered as a fault of the server.
+    ``ended`` is the line in which somebody ended the program by hand, and ``build`` the name of a
+    build of vLLM that is not upstream's. ``steps`` is the number of a
+    line → the step of the start that begins there, ``options`` the options of the start.
     ``lines`` is number → text of the lines around the diagnoses.
     """
 
@@ -155,6 +160,10 @@ class ReadLog:
     earlier: Hit | None = None
     request: Hit | None = None
     broken: bool = False
+    ended: int = 0
+    build: str = ""
+    steps: Mapping[int, Step]
+    options: Values
     lines: Mapping[int, str]
 
     @property
@@ -165,6 +174,11 @@ class ReadLog:
 
         diagnosis = self.diagnoses[0]
         return diagnosis if diagnosis.level == "error" else None
+
+    def steps_to(self, hit: Hit) -> list[Step]:
+        """Return the last step of the start that began before a hit, alone; [] if none did."""
+        before = [line for line in self.steps if line < hit.number]
+        return [self.steps[line] for line in sorted(before)[-1:]]
 
     @property
     def lead(self) -> Hit | None:
@@ -225,6 +239,9 @@ def _searched_texts() -> list[TextPattern]:
     for mark_texts in log_words().marks.values():
         texts += mark_texts
 
+    for step in log_words().step:
+        texts += step.says
+
     for library in libraries():
         texts += (*library.frames, *library.options, *library.without)
 
@@ -265,13 +282,23 @@ def _judge_start(
         shown_numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
 
     serving = [life for life in lives.values() if life.serving]
-    last_broken = log.last_line_of(log_words().marks["broken"])
+    marks = log_words().marks
+    last_broken = log.last_line_of(marks["broken"])
+    option_lines = [hit.text for hit in log.hits_of(marks["options"])]
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
         family={hit.number: evidence.strange_causes(hit) for hit in unknown},
         request=request,
         broken=request is not None and request.number < last_broken,
+        ended=max(answered.get(("ended", name), 0) for name in ("", *streams)),
+        build=facts.get("vllm_build", ""),
+        steps={
+            hit.number: step
+            for step in log_words().step
+            for hit in log.hits_of(step.says)
+        },
+        options=stated_options("\n".join(option_lines)),
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
         lines={
@@ -294,16 +321,16 @@ def _stated_facts(log: Scan) -> dict[str, str]:
 
 
 def _stated_value(fact: LogFact, hit: Hit) -> str:
-    """Return the fixed value of a fact, or else the version that the hit's line names.
+    """Return the fixed value of a fact, or else the one that the hit's line names.
 
     A build number is kept (``7.0.0-1019-nvidia`` is ``7.0.0.1019``), a local part is left out
     (``2.28.9+cuda13.0`` is ``2.28.9``). "" stands for neither value nor version.
     """
-    version = _VERSION.match(hit.values.get("value") or "")
-    if fact.value or version is None:
+    stated = re.search(fact.pattern, hit.values.get("value") or "")
+    if fact.value or stated is None:
         return fact.value
 
-    return version[1].replace("-", ".")
+    return stated[1].replace("-", ".")
 
 
 def _first_strange(
@@ -470,9 +497,6 @@ class _Evidence:
 
     def strange_causes(self, hit: Hit) -> tuple[Cause, ...]:
         """Return what the traceback of an error that no symptom describes says of its cause."""
-        if setting := setting_causes(hit.text):
-            return setting
-
         parts = self.traceback_parts(hit)
         part_causes = self.library_causes(parts, hit)
         before = self.lines_before(hit)
@@ -591,6 +615,7 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             hit=hit,
             causes=causes,
             values=evidence.quoted_values(causes, hit),
+            place=frame_place(evidence.lines_before(hit)),
         )
 
 

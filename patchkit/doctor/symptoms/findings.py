@@ -10,7 +10,9 @@ from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line
 from patchkit.doctor.symptoms.messages import (
     WORDS,
-    last_frame,
+    flag_lifetimes,
+    frame_place,
+    option_advice,
     other_reasons,
     own_advice,
     states_cause,
@@ -24,6 +26,11 @@ from patchkit.runtime.rules.rule import Situation, describe_condition
 _SHOWN = 500  # characters of a text in a finding
 _BEHIND = 2  # lines after an unknown error that its finding shows
 _REQUEST = "request-error"
+_UNFINISHED = "start-unfinished"
+_FOREIGN_BUILD = (
+    "This vLLM is no release of upstream's (+{}): it may lack what the release of its "
+    "number has, and its maker's issues come first."
+)
 _REPORT = "look at the lines before it: `patchkit logs`, or those of the file"
 
 
@@ -47,6 +54,7 @@ def log_findings(
 def _all_findings(log: ReadLog) -> list[Finding]:
     """Return the findings of errors and their consequences, then those about the whole log."""
     findings = [_unknown_error(log, log.strange)] if log.strange else []
+    remarks = []
 
     consequences = _consequences(log)
     for diagnosis in log.diagnoses:
@@ -58,9 +66,14 @@ def _all_findings(log: ReadLog) -> list[Finding]:
     if consequences:
         ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
         plural = "s" if len(consequences) > 1 else ""
-        count = f"{len(consequences)} consequence{plural}: {ids}; -v"
-        why = f"{findings[0].why}\n{count}".lstrip()
-        findings[0] = replace(findings[0], why=why)
+        remarks.append(f"{len(consequences)} consequence{plural}: {ids}; -v")
+
+    if log.build:
+        remarks.append(_FOREIGN_BUILD.format(log.build))
+
+    if findings:
+        why = "\n".join([findings[0].why, *remarks])
+        findings[0] = replace(findings[0], why=why.lstrip())
 
     if log.request:
         request = _unknown_error(log, log.request)
@@ -74,34 +87,38 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         findings.append(request)
 
     is_well = not worst(findings, Level.ERROR, Level.WARNING)
+    return [*findings, *_whole_log(log, is_well)]
+
+
+def _whole_log(log: ReadLog, is_well: bool) -> Findings:
+    """Yield the findings about the log as a whole, of which ``is_well`` says that no error is."""
     if log.earlier:
         text = f"an earlier start failed, the last of {log.begun} is judged"
-        note = Finding(
+        yield Finding(
             level=Level.NOTE,
             about="earlier-start",
             line=log.earlier.number,
             what=f"{text}: {_shorten(log.earlier.text)}",
         )
-        findings.append(note)
 
     if log.unread:
-        unread = Finding(
+        yield Finding(
             level=Level.UNKNOWN,
             about="log",
             what=f"not looked at: {log.unread}",
         )
-        findings.append(unread)
     elif log.serving and is_well:
-        findings.append(_nothing_fatal(log))
-
-    return findings
+        yield _nothing_fatal(log)
+    elif log.steps and is_well:
+        yield _unfinished(log)
 
 
 def is_answer(finding: Finding) -> bool:
     """Return whether a note answers what a user may ask of a server that goes on."""
     symptom = symptoms().get(finding.about)
     is_told = symptom and (symptom.answers or (symptom.request and not symptom.follows))
-    return finding.level is Level.NOTE and bool(is_told or finding.about == _REQUEST)
+    is_whole = finding.about in (_REQUEST, _UNFINISHED)
+    return finding.level is Level.NOTE and bool(is_told or is_whole)
 
 
 def _consequences(log: ReadLog) -> list[Diagnosis]:
@@ -147,12 +164,14 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     if states_cause(message):
         kind = "own-words"
 
-    hints = [own_advice(message)[:_SHOWN], *(cause.cure for cause in family)]
+    hints = [own_advice(message)[:_SHOWN], option_advice(hit.text, log.options)]
+    hints += [cause.cure for cause in family]
     hints += [f"`{cause.command}`" for cause in family if cause.command]
     if not any(hints):
         hints.append(kinds[kind].get("cure", ""))
 
     shown += [cause.cause for cause in family]
+    shown += [f"The last step before it: {step.name}." for step in log.steps_to(hit)]
     return Finding(
         kind=HostError,
         about=kind,
@@ -166,11 +185,8 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
 
 def _place(exception: Hit, lines: Sequence[LogLine]) -> str:
     """Return where an exception without a text was raised, "" for one with a text."""
-    frame = last_frame("\n".join(line.text for line in lines))
-    if frame is None or " " in exception.text:
-        return ""
-
-    return f" in {frame['function']} ({frame['file']})"
+    has_text = " " in exception.text
+    return "" if has_text else frame_place("\n".join(line.text for line in lines))
 
 
 def _nothing_fatal(log: ReadLog) -> Finding:
@@ -180,6 +196,22 @@ def _nothing_fatal(log: ReadLog) -> Finding:
         about="log",
         line=log.serving,
         what=f"nothing fatal; serving since line {log.serving}{stopped}",
+    )
+
+
+def _unfinished(log: ReadLog) -> Finding:
+    """Return the finding of a start without an error that does not come to its end in the log."""
+    line = max(log.steps)
+    step = log.steps[line]
+    is_stuck = log.ended > line
+    ending = "was ended by hand" if is_stuck else "has no end in this log"
+    return Finding(
+        level=Level.WARNING if is_stuck else Level.NOTE,
+        about=_UNFINISHED,
+        line=line,
+        what=f"the start {ending}; its last step: {step.name}",
+        hint=step.cure,
+        sure="not decided",
     )
 
 
@@ -213,7 +245,12 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     cause = diagnosis.causes[0]
     is_vague = symptom.general or symptom.follows
 
-    why = (diagnosis.filled(cause.cause), other_reasons(diagnosis.hit.text))
+    why = (
+        diagnosis.filled(cause.cause),
+        f"The last frame is{diagnosis.place}." if diagnosis.place else "",
+        other_reasons(diagnosis.hit.text),
+        flag_lifetimes(diagnosis.hit.text),
+    )
     cure = (
         diagnosis.filled(cause.cure),
         diagnosis.pasted(cause.command),

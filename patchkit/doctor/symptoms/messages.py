@@ -8,10 +8,16 @@ from typing import Any
 
 from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.symptom import Cause, filled_cause, libraries
+from patchkit.frozen import Values
 from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.presets import FLAGS
+from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import Situation
+from patchkit.runtime.rules.spelling import nearest_hint
 
 _SENTENCE_END = re.compile(r"(?<=[.;!?])\s+|\n")
+_MOST_FLAGS = 5  # of a message that are looked up
+_HYPHENS = 2  # a flag with more of them has several words
 
 
 WORDS = read_toml(dict[str, Any], RECIPES / "doctor" / "messages.toml")
@@ -24,6 +30,24 @@ def states_cause(message: str) -> bool:
     return not is_mute and bool(re.search(WORDS["states"], message))
 
 
+def flag_lifetimes(message: str) -> str:
+    """Return which releases have the flags that a message calls unknown, "" for other messages."""
+    arguments = message.partition("unrecognized argument")[2]
+    flags = re.findall(r"(?<!\S)-{1,2}([a-z][\w-]*)", arguments)
+
+    table = read_table(FLAGS)
+    texts = []
+    for flag in [f"--{name}" for name in flags[:_MOST_FLAGS]]:
+        life = table.lifetime(flag)
+        meant = nearest_hint(flag, table.at(""), "no known release has it")
+        lifespan = (
+            f"in `vllm serve` from {life.first} to {life.last}" if life else meant
+        )
+        texts.append(f"{flag}: {lifespan}")
+
+    return "\n".join(texts)
+
+
 def own_advice(message: str) -> str:
     """Return a hint of the sentences of a message that say what to do, "" if none does."""
     sentences = _SENTENCE_END.split(message)
@@ -31,13 +55,46 @@ def own_advice(message: str) -> str:
     return f"the message itself says: {advice}" if advice else ""
 
 
-def setting_causes(message: str) -> tuple[Cause, ...]:
-    """Return the cause of a message that compares a value with an option of vLLM, () for others."""
-    options = re.findall(WORDS["setting"], message)
-    return tuple(
-        filled_cause(WORDS["cause"]["setting"], {"option": option.replace("_", "-")})
-        for option in options[:1]
+def stated_options(text: str) -> dict[str, str]:
+    """Return option → value of an options line of vLLM's, or of a command; a secret is left out."""
+    options = re.finditer(WORDS["option"], text)
+    return {
+        option["name"].replace("_", "-"): option["value"] or ""
+        for option in options
+        if not re.search(WORDS["private"], option["name"])
+    }
+
+
+def option_advice(message: str, options: Values) -> str:
+    """Return a hint at the options that a message names, "" if it names none.
+
+    These are ``options`` of the start whose name or value it has, and others by their whole name.
+    """
+    words = _plain_words(message.partition(": ")[2])
+    flags = (
+        flag[2:] for flag in read_table(FLAGS).at("") if flag.count("-") > _HYPHENS
     )
+    named = [
+        f"--{name} {value}".rstrip()
+        for name, value in {**dict.fromkeys(flags, ""), **options}.items()
+        if _is_named(words, name, value)
+    ]
+    return WORDS["named"].format(options=", ".join(named)) if named else ""
+
+
+def _is_named(words: str, name: str, value: str) -> bool:
+    """Return whether words have an option's name, or its value if that is no accident."""
+    if re.fullmatch(WORDS["common"], name):
+        return False
+
+    is_trivial = re.fullmatch(WORDS["trivial"], f"{name} {value}")
+    return _plain_words(name) in words or (
+        not is_trivial and _plain_words(value) in words
+    )
+
+
+def _plain_words(text: str) -> str:
+    return f" {' '.join(re.findall('[a-z0-9]+', text.lower()))} "
 
 
 def other_reasons(message: str) -> str:
@@ -50,6 +107,12 @@ def last_frame(lines: str) -> re.Match[str] | None:
     """Return the last frame in these lines, with ``file`` and ``function``; None if none is."""
     *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
     return frame
+
+
+def frame_place(lines: str) -> str:
+    """Return where the last frame in these lines is, "" if none is of a package."""
+    frame = last_frame(lines)
+    return f" in {frame['function']} ({frame['file']})" if frame else ""
 
 
 def runs_engine(lines: str, message: str) -> bool:

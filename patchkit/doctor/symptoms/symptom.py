@@ -233,19 +233,34 @@ def libraries() -> tuple[KernelLibrary, ...]:
 class LogFact:
     """A fact that a log states by one of the texts ``says``.
 
-    Its value is ``value``; if that is empty, it is the version at {value} in the text.
+    Its value is ``value``; if that is empty, it is what ``pattern`` finds first at {value} in the
+    text: by default a version.
     """
 
     name: str
     says: Texts
     value: str = ""
+    pattern: str = r"^v?(\d+(?:[.-]\d+)+)"
+
+
+@frozen
+class Step:
+    """A step of a start, which begins with one of the lines ``says``.
+
+    ``name`` is a sentence without an end, and ``cure`` changes the step or shows more of it.
+    """
+
+    says: Texts
+    name: str
+    cure: str
 
 
 @frozen
 class LogWords:
-    """Texts that state facts, and ``marks``: event in a server's life → texts that tell of it."""
+    """Texts that state facts, steps of a start, and ``marks``: event → texts that tell of it."""
 
     fact: tuple[LogFact, ...]
+    step: tuple[Step, ...]
     marks: Mapping[str, Texts]
 
 

@@ -372,14 +372,14 @@ RAISED = "(EngineCore pid=9) ERROR 11-22 10:00:00 [a.py:1] {}\n"
 @pytest.mark.parametrize(
     ("frames", "error", "about", "part"),
     [
-        (["vllm/config/a.py"], "ValueError: bad", "unknown", "options are refused"),
+        (["vllm/config/a.py"], "ValueError: bad", "unknown", "check of the options"),
         (
             ["torch/_dynamo/a.py", "flashinfer/a.py"],
             "ValueError: bad",
             "unknown",
             "FlashInfer's",
         ),
-        (["fastsafetensors/a.py"], "Exception: bad", "unknown", "weights do not come"),
+        (["fastsafetensors/a.py"], "Exception: bad", "unknown", "loading of weights"),
         (
             ["flashinfer/a.py", "vllm/models/a.py"],
             f"torch.AcceleratorError: {STALE}",
@@ -419,7 +419,13 @@ MANY = "InternalError: Check failed: n > 64 (5 vs. 64) : Decode must go through 
             "kernels",
             "",
         ),
-        (["flashinfer/a.py"], NO_INT, "package-code", "flashinfer itself", "pip show"),
+        (
+            ["flashinfer/a.py"],
+            NO_INT,
+            "package-code",
+            "raised in flashinfer",
+            "pip show",
+        ),
         (
             [FLASHINFER],
             NO_INT,
@@ -553,7 +559,7 @@ NINJA = (
             FRAME.format("vllm/lora/a.py")
             + RAISED.format("ValueError: rank 64 is greater than max_lora_rank 16."),
             "own-words",
-            "compared with it.\nlook at",
+            "options of vLLM: --max-lora-rank.",
         ),
         (
             RAISED.format("KeyError: 'y'")
@@ -645,6 +651,87 @@ def test_what_the_arguments_switch_off_already_is_no_cure(arguments, told):
     )
     assert told in first.hint
     assert ("--enforce-eager" in first.hint) == (not arguments)
+
+
+START = "INFO a.py:1] non-default args: {{'api_key': 'x1y2', {}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        (
+            "'kv_cache_dtype': 'fp8'",
+            "Error: fp8 must not be used",
+            "--kv-cache-dtype fp8",
+        ),
+        (
+            "'tensor_parallel_size': 6",
+            "Error: 16 must be a multiple of 6",
+            "size 6. Give",
+        ),
+        (
+            "'seed': 7",
+            "ValueError: x1y2 needs max_num_seqs of 8",
+            ": --max-num-seqs. G",
+        ),
+        ("'model': 'fp8'", "ValueError: there must be no fp8", ""),
+    ],
+)
+def test_options_that_a_message_has_are_named_with_their_values(options, error, named):
+    first = judged(f"{START.format(options)}{RAISED.format(error)}".encode())[0]
+    assert first.about == "own-words"
+    assert named in first.hint
+    assert ("options of vLLM" in first.hint) == bool(named)
+    assert "api" not in first.hint
+
+
+@pytest.mark.parametrize(
+    ("argument", "lifespan"),
+    [
+        ("--task embed", "--task: in `vllm serve` from 0.11.1 to 0.12.0"),
+        ("--tool-call-parser-plugin p.py", "did you mean --tool-parser-plugin?"),
+        ("--frobnicate", "--frobnicate: no known release has it"),
+    ],
+)
+def test_an_unknown_argument_is_told_with_its_releases_or_what_was_meant(
+    argument, lifespan
+):
+    (finding,) = judged(f"vllm: error: unrecognized arguments: {argument}\n".encode())
+    assert finding.why.endswith(lifespan)
+
+
+NCCL_BEGUN = "gpu0:1:2 [0] NCCL INFO ncclCommInitAll comm 0x5 rank 0 - Init COMPLETE\n"
+LOADS = "(EngineCore pid=1) INFO 11-22 10:00:00 [a.py:1] Starting to load model m...\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "level", "step", "lever"),
+    [
+        (f"{NCCL_BEGUN}^C\n", Level.WARNING, "NCCL joined", "NCCL_P2P_DISABLE=1"),
+        (f"{LOADS}KeyboardInterrupt\n", Level.WARNING, "weights were", "safetensors"),
+        (
+            LOADS,
+            Level.NOTE,
+            "has no end in this log; its last step: weights",
+            "free -h",
+        ),
+    ],
+)
+def test_a_start_that_stands_still_is_told_with_its_last_step(log, level, step, lever):
+    (finding,) = judged(log.encode())
+    assert (finding.level, finding.about) == (level, "start-unfinished")
+    assert is_answer(finding) == (level is Level.NOTE)
+    assert step in finding.what
+    assert lever in finding.hint
+
+
+def test_an_error_is_told_with_the_step_before_it_and_the_build_of_vllm():
+    banner = BANNER.replace("0.25.1", "0.25.1.dev3+frob")
+    first = judged(f"{banner}{LOADS}{RAISED.format(CAUSED)}".encode())[0]
+    assert "The last step before it: weights were loaded." in first.why
+    assert "(+frob)" in first.why
+    upstream = BANNER.replace("0.25.1", "0.25.2.dev0+g752a3a504.d20260714")
+    assert "(+" not in judged(f"{upstream}{RAISED.format(CAUSED)}".encode())[0].why
 
 
 def test_an_error_of_vllm_does_not_hide_one_of_the_machine():
