@@ -9,19 +9,25 @@ for the process, so that a later kernel adds nothing.
 import ctypes
 import errno
 import platform
+import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from patchkit.records import RECIPES
 
-_TABLE = (RECIPES / "system_calls.tsv").read_text(encoding="utf-8")
+
+def _read_table(name: str) -> dict[str, list[str]]:
+    """Return the rows of a table of recipes, by their first column."""
+    text = (RECIPES / name).read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
+    return {name: cells for name, *cells in rows}
+
+
 # Name: number on x86_64, number on aarch64 ("-": does not exist there).
-_NUMBERS = {
-    name: numbers
-    for name, *numbers in map(str.split, _TABLE.splitlines())
-    if not name.startswith("#")
-}
+_NUMBERS = _read_table("system_calls.tsv")
+# Name: instructions that let a call through if its arguments are harmless.
+_HARMLESS = _read_table("harmless_calls.tsv")
 # These stay allowed: with no_new_privs they can only take further rights away.
 _OWN = {"capget", "capset", "landlock_create_ruleset", "landlock_add_rule"}
 _OWN |= {"landlock_restrict_self", "seccomp"}
@@ -32,24 +38,15 @@ _UNKNOWN = 470
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 # Without these a C library takes an older call, which the filter can look into.
 _ABSENT = {"clone3", "openat2"}
-_CLONE_THREAD = 0x10000
-# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; CLONE_PARENT: of no use to a
-# compiler, and a child of somebody else's is waited for by nobody here.
-_CLONE_APART = 0x7E020000 | 0x8000
-_O_ACCMODE = 0o3
-_O_TRUNC = 0o1000
-# F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
-_SIGNALLING = (8, 10, 15, 1024, 1026)
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: of the descriptor alone
-_HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-
-# Classic BPF (linux/bpf_common.h): load a word at an offset, jumps, and, return; operands in k.
-_LOAD = 0x20
-_JEQ = 0x15
-_JGE = 0x35
-_JSET = 0x45
-_AND = 0x54
-_RET = 0x06
+# Classic BPF (linux/bpf_common.h), as its assembler names it: load a word, jumps, and, return.
+_OPERATIONS = {
+    "ld": 0x20,
+    "jeq": 0x15,
+    "jge": 0x35,
+    "jset": 0x45,
+    "and": 0x54,
+    "ret": 0x06,
+}
 _CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _READ_ALL = 1 << 2  # CAP_DAC_READ_SEARCH: root reads trees of others
 # SECCOMP_RET_* of linux/seccomp.h; ERRNO's low 16 bits are the error. KILL is of the process.
@@ -60,8 +57,6 @@ _KILL = 0x80000000
 _PR_GET_SECCOMP = 21
 _SET_MODE_FILTER = 1
 _SPEC_ALLOW = 1 << 2
-
-Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -131,30 +126,38 @@ def packed(
 ) -> bytes:
     """Return a filter that makes each of ``calls`` fail with its error number.
 
-    Some calls fail only with harmful arguments (``_unless_harmless``). In ``seccomp_data``, the
-    number of the call is at offset 0, the machine at 4, the arguments from 16.
+    Some calls fail only with harmful arguments. In ``seccomp_data``, the number of the call is at
+    offset 0, the machine at 4.
     """
     _column, audit_arch = _MACHINES[machine]
-    instructions: list[Instruction] = [
-        (_LOAD, 0, 0, 4),
+    program = [
+        "ld [4]",
         # Calls of another ABI (32 bits on x86_64) have other numbers, which would pass the checks.
-        (_JEQ, 1, 0, audit_arch),
-        (_RET, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
+        f"jeq #{audit_arch}, 1, 0",
+        f"ret #{_KILL}",
+        "ld [0]",
         # That covers x32 as well: its numbers on x86_64 begin at 0x40000000.
-        (_JGE, 0, 1, _UNKNOWN),
-        (_RET, 0, 0, _ERRNO | errno.ENOSYS),
+        f"jge #{_UNKNOWN}, 0, 1",
+        f"ret #{_ERRNO | errno.ENOSYS}",
     ]
     for name, code in calls.items():
         call = number(name, machine)
         if call >= 0:
-            body = _unless_harmless(name)
-            body.append((_RET, 0, 0, _ERRNO | code))
-            instructions.append((_JEQ, 0, len(body), call))
-            instructions += body
+            body = [f"ret #{_ERRNO | code}"]
+            for harmless in _HARMLESS.get(name, ()):
+                body = [*harmless.split("; "), *body]
+            program += [f"jeq #{call}, 0, {len(body)}", *body]
 
-    instructions.append((_RET, 0, 0, _ALLOW))
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
+    program.append(f"ret #{_ALLOW}")
+    return b"".join(map(_assembled, program))
+
+
+def _assembled(instruction: str) -> bytes:
+    """Return an instruction in the syntax of bpf_asm as the kernel takes it: ``jeq #3, 1, 0``."""
+    operation, operand, *jumps = re.findall(r"\w+", instruction)
+    if_true, if_false = map(int, jumps or (0, 0))
+    code = _OPERATIONS[operation]
+    return struct.pack("HBBI", code, if_true, if_false, int(operand, 0))
 
 
 def load(instructions: bytes) -> None:
@@ -165,54 +168,3 @@ def load(instructions: bytes) -> None:
     program = struct.pack("HxxxxxxP", count, ctypes.addressof(buffer))
     # Without SPEC_ALLOW older kernels slow the process down, against attacks on its own memory.
     syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
-
-
-def _unless_harmless(name: str) -> list[Instruction]:
-    """Return instructions that let a call through if its arguments are harmless."""
-    match name:
-        case "clone":
-            # Threads share the filter and end with the process.
-            harmless = list(_let(_JSET, [_CLONE_THREAD]))
-            return [_argument(0), (_JSET, len(harmless), 0, _CLONE_APART), *harmless]
-        case "ioctl":
-            return [_argument(1), *_let(_JEQ, _HARMLESS)]
-        case "fcntl":
-            signalling = [
-                (_JEQ, len(_SIGNALLING) - index, 0, command)
-                for index, command in enumerate(_SIGNALLING)
-            ]
-            return [_argument(1), *signalling, (_RET, 0, 0, _ALLOW)]
-        case "open" | "openat":
-            # Landlock before Linux 6.2 lets a file be emptied that is not opened for writing.
-            return [
-                _argument(1 if name == "open" else 2),
-                (_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
-                (_JEQ, 2, 0, _O_TRUNC),
-                (_JEQ, 1, 0, _O_ACCMODE | _O_TRUNC),
-                (_RET, 0, 0, _ALLOW),
-            ]
-        case "prlimit64":
-            # To read one's own limits. Process 0 is the caller; the new limit is a null pointer,
-            # compared in two halves.
-            return [
-                _argument(0),
-                (_JEQ, 0, 5, 0),
-                _argument(2),
-                (_JEQ, 0, 3, 0),
-                (_LOAD, 0, 0, 16 + 8 * 2 + 4),
-                (_JEQ, 0, 1, 0),
-                (_RET, 0, 0, _ALLOW),
-            ]
-        case _:
-            return []
-
-
-def _argument(index: int) -> Instruction:
-    # The low half: BPF loads 32 bits, an argument has 64, and both machines are little-endian.
-    return _LOAD, 0, 0, 16 + 8 * index
-
-
-def _let(test: int, values: Iterable[int]) -> Iterator[Instruction]:
-    for value in values:
-        yield test, 0, 1, value
-        yield _RET, 0, 0, _ALLOW
