@@ -15,10 +15,9 @@ from functools import cached_property
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import SourceError
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Fields, Texts, frozen, positional
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA: 64 bits, little-endian
@@ -334,7 +333,7 @@ class ElfImage:
             address = following and address + following
         return versions
 
-    def dynamic_fields(self) -> dict[str, Any]:
+    def dynamic_fields(self) -> Fields:
         """Return the fields of ``Dynamic``."""
         return {
             "machine": self.machine,

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from patchkit.errors import HostError, PatchkitError, SourceError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.records import RECIPES, read_toml
 
 # How a fact is known, not how likely it is: "measured" is only for what somebody ran.
@@ -108,7 +108,7 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
 Findings = Iterator[Finding]
 
 
-def fill_texts(row: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, Any]:
+def fill_texts(row: Values, fields: Mapping[str, object]) -> Fields:
     """Return what, why, hint and source of a row of data, with ``fields`` filled in."""
     return {name: row[name].format_map(fields) for name in _TEXTS if name in row}
 

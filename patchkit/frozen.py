@@ -68,19 +68,19 @@ def _set_fields(record: Any, /, *given: Any, **values: Any) -> None:
         check()
 
 
-def _content(record: Any) -> dict[str, Any]:
+def _content(record: Any) -> Fields:
     return {
         entry.name: getattr(record, entry.name) for entry in _fields(record.__class__)
     }
 
 
-def plain_fields(record: Any) -> dict[str, Any]:
+def plain_fields(record: Any) -> Fields:
     """Return the fields of a record by name, without those that hold a class: JSON has none."""
     content = _content(record).items()
     return {name: value for name, value in content if not isinstance(value, type)}
 
 
-def _restore(record: Any, content: dict[str, Any]) -> None:
+def _restore(record: Any, content: Fields) -> None:
     for name, value in content.items():
         object.__setattr__(record, name, value)
 

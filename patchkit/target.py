@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from patchkit.errors import UsageError
-from patchkit.frozen import Texts, frozen, positional
+from patchkit.frozen import Fields, Texts, frozen, positional
 from patchkit.records import RECIPES, read_toml
 
 DEFAULT_TARGET = "gb10"
@@ -215,7 +214,7 @@ class Target:
 @cache
 def targets() -> dict[str, Target]:
     """Return name → target for all known targets."""
-    rows = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
+    rows = read_toml(dict[str, Fields], RECIPES / "targets.toml")
     devices = {}
     for name, row in rows.items():
         row["capability"] = parse_arch(row["capability"]).capability

@@ -157,7 +157,7 @@ def load_support(project: str) -> Support:
     if not place.is_file():
         return {}
     text = place.read_text(encoding="utf-8")
-    return read_json(dict[str, dict[str, dict[str, str]]], text)
+    return read_json(dict[str, dict[str, Values]], text)
 
 
 @frozen

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
+from patchkit.frozen import Texts
 from patchkit.patching.fix import Case, Fix, State
 from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.plan import Plan, with_edits
@@ -12,7 +13,7 @@ _PROVABLE = (State.APPLY, State.APPLIED)
 _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
 
 
-def prove(plan: Plan) -> tuple[str, ...]:
+def prove(plan: Plan) -> Texts:
     """Check the effect of a plan, and that each fix recognises its own result.
 
     Returns one sentence for each proof. Raises ProofError if a check fails. Writes nothing.

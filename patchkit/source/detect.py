@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 from operator import truediv
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import PatchkitError, SourceError, UsageError
+from patchkit.frozen import Fields
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
@@ -325,7 +325,7 @@ def _copy_version(
     with contextlib.suppress(PatchkitError, RecordError, KeyError):
         place = root / ".patchkit/ledger.json"
         text = read_text(place, limit=LARGEST_IN_TREE, follow=False)
-        ledger = read_json(dict[str, Any], text)
+        ledger = read_json(Fields, text)
         return _version(str(ledger["version"]), root), ""
 
     release, same, count = _most_alike(root, project)

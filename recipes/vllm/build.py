@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
-from patchkit.frozen import Texts, Values, frozen, positional
+from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES, read_toml, record
 from patchkit.source.releases import ForReleases
@@ -172,10 +171,10 @@ def recorded_needs(version: Version) -> Needs:
     A release that is not in the file has the needs of the newest release before it.
     """
     base = Version(version.base_version)
-    needs: dict[str, Any] = {}
+    needs: Fields = {}
 
     # The entries go from the oldest release to the newest, and each one has only what changed.
-    for entry in read_toml(tuple[dict[str, Any], ...], _FILE, key="needs"):
+    for entry in read_toml(tuple[Fields, ...], _FILE, key="needs"):
         since = Version(entry.pop("from"))
         if since <= base:
             needs |= entry

@@ -18,6 +18,7 @@ from patchkit.edit.python import parsed, span_of, swap
 from patchkit.edit.splice import Edit, Edits
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
+from patchkit.frozen import Values
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import with_edits
 from patchkit.recipes.vllm.attention import DECIDING, FA2
@@ -155,7 +156,7 @@ def idle_sources(
     tree: SourceTree,
     request: Request,
     named: Collection[str],
-) -> dict[str, str]:
+) -> Values:
     """Return option → reason for each optional source that the device does not need.
 
     A source is not needed if it has no code for the device, if vLLM does not choose its code on

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from patchkit.frozen import Values
 from patchkit.runtime.check.content import CheckedText, FileContent, StatedVersion
 from patchkit.runtime.envfile.env_file import fact_problems, head_facts
 from patchkit.runtime.host.host import Host
@@ -101,7 +102,7 @@ def _pinned_versions(text: str) -> Iterator[StatedVersion]:
                 yield StatedVersion(project, match["version"], number, match[0])
 
 
-def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
+def _judge_versions(versions: Sequence[StatedVersion]) -> Values:
     """Return project → the version that a file states, "" if it states several.
 
     A version of vLLM outside the releases that patchkit knows also becomes "".
@@ -121,7 +122,7 @@ def _judge_versions(versions: Sequence[StatedVersion]) -> dict[str, str]:
     return facts
 
 
-def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
+def _host_facts(host: Host | None, content: FileContent) -> Values:
     if host is None:
         return {}
 
@@ -136,7 +137,7 @@ def _host_facts(host: Host | None, content: FileContent) -> dict[str, str]:
     return facts
 
 
-def _header_facts(text: str) -> dict[str, str]:
+def _header_facts(text: str) -> Values:
     """Return the valid facts in the first line of a file of patchkit, {} for other files."""
     facts = head_facts(text)
     wrong = fact_problems(facts)

@@ -267,7 +267,7 @@ def render_env_file(
     return with_digest(f"{text}\n")
 
 
-def head_facts(text: str) -> dict[str, str]:
+def head_facts(text: str) -> Values:
     """Return the facts of the first line, {} if the line is not one that patchkit writes."""
     match = _LINE.match(text)
     facts = match["facts"].split() if match else []
@@ -297,7 +297,7 @@ def is_untouched(text: str) -> bool:
     return _LINE.match(text) is not None and with_digest(text) == text
 
 
-def fact_problems(facts: Values) -> dict[str, str]:
+def fact_problems(facts: Values) -> Values:
     """Return name → what is wrong, such as ``takes …``, for each fact that is wrong."""
     problems = {}
 

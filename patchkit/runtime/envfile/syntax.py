@@ -11,7 +11,7 @@ import shlex
 import textwrap
 from enum import StrEnum
 
-from patchkit.frozen import positional
+from patchkit.frozen import Values, positional
 from patchkit.runtime.rules.releases import read_env_data, refusal
 from patchkit.runtime.rules.secret_texts import is_secret
 
@@ -122,7 +122,7 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
     return ""
 
 
-def parse_assignments(kind: Format, text: str, where: str) -> dict[str, str]:
+def parse_assignments(kind: Format, text: str, where: str) -> Values:
     """Return name → value of the variables that a file sets.
 
     Raise SourceError, which names ``where`` and the line, for a line that is no assignment.

@@ -1,11 +1,11 @@
 """Find remarks for the owner of a machine in its facts; texts and sources are data."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, fill_texts
-from patchkit.frozen import Fields
+from patchkit.frozen import Fields, Values
 from patchkit.runtime.host.host import (
     Host,
     Netdev,
@@ -15,6 +15,8 @@ from patchkit.runtime.host.host import (
 )
 from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
+
+Halves = Sequence[Netdev]
 
 Facts = Iterator[tuple[str, Fields]]
 """Remarks: the id of each one in hardware.toml, and the fields for its texts."""
@@ -54,7 +56,7 @@ def find_remark(host: Host, about: str) -> Finding | None:
     return next(findings, None)
 
 
-def _fill_in(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
+def _fill_in(entry: Values, fields: Fields) -> Finding:
     return Finding(
         about=entry["id"],
         level=Level(entry["level"]),
@@ -64,7 +66,7 @@ def _fill_in(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
     )
 
 
-def _check_kernel_reserve(host: Host, _halves: Sequence[Netdev]) -> Facts:
+def _check_kernel_reserve(host: Host, _halves: Halves) -> Facts:
     reserve = read_env_data("hardware")["kernel_reserve"]
     kernel = host.system.kernel
     memory = host.memory
@@ -79,7 +81,7 @@ def _check_kernel_reserve(host: Host, _halves: Sequence[Netdev]) -> Facts:
         yield "kernel-reserve", {"kernel": kernel, "seen": counted}
 
 
-def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
+def _check_ptx_driver(host: Host, _halves: Halves) -> Facts:
     """Yield a driver that loads the machine code of torch's CUDA but cannot compile its PTX."""
     cuda = host.software.cuda if host.software else ""
     drivers = {row.cuda: row.driver for row in toolkits()}
@@ -93,7 +95,7 @@ def _check_ptx_driver(host: Host, _halves: Sequence[Netdev]) -> Facts:
         yield "ptx-driver", {"driver": driver, "cuda": cuda, "needed": needed}
 
 
-def _check_devices(host: Host, halves: Sequence[Netdev]) -> Facts:
+def _check_devices(host: Host, halves: Halves) -> Facts:
     cages = {device.cage for device in host.rdma} - {None}
     if host.target == "gb10" and not (cages or halves):
         yield "no-connectx", {}
@@ -105,7 +107,7 @@ def _check_devices(host: Host, halves: Sequence[Netdev]) -> Facts:
         yield "no-rdma", {"netdevs": ", ".join(bare)}
 
 
-def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
+def _check_networks(host: Host, halves: Halves) -> Facts:
     names = {half.name for half in halves if half.up}
     for overlap in overlaps(host, names):
         # The remark same-subnet is about two halves of one cage.
@@ -114,7 +116,7 @@ def _check_networks(host: Host, halves: Sequence[Netdev]) -> Facts:
             yield "shared-network", {"overlap": overlap}
 
 
-def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
+def _check_masters(host: Host, halves: Halves) -> Facts:
     for master in host.masters(halves):
         parts = [half.name for half in halves if half.master == master.name]
         fields = {
@@ -126,7 +128,7 @@ def _check_masters(host: Host, halves: Sequence[Netdev]) -> Facts:
         yield "part-of-master", fields
 
 
-def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
+def _check_lanes(_host: Host, halves: Halves) -> Facts:
     right = read_env_data("hardware")["connectx"]["lanes"]
     for half in halves:
         lanes = half.lanes or right
@@ -134,7 +136,7 @@ def _check_lanes(_host: Host, halves: Sequence[Netdev]) -> Facts:
             yield "lanes", {"cage": half.cage, "half": half, "right": right}
 
 
-def _check_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
+def _check_cages(host: Host, halves: Halves) -> Facts:
     for cage in host.cabled:
         members = [half for half in halves if half.cage == cage]
         names = ", ".join(half.name for half in members)

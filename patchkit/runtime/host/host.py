@@ -276,7 +276,7 @@ class Host:
         return self.gpus[0].target if self.gpus else OTHER
 
     @property
-    def versions(self) -> dict[str, str]:
+    def versions(self) -> Values:
         """Return the versions that rules depend on, "" if unknown; ``nccl`` is that of torch."""
         software = self.software or Software(python="")
         names = ("vllm", "torch", "triton", "transformers")

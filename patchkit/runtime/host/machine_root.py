@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.frozen import Texts
+from patchkit.frozen import Texts, Values
 
 LIVE = Path("/")
 # Bytes of a file: /proc/cpuinfo of the largest machines has two million.
@@ -142,7 +142,7 @@ class Reader:
         is_known = number and number > 0 and number not in _UNKNOWN
         return number if is_known else None
 
-    def settings(self, path: str) -> dict[str, str]:
+    def settings(self, path: str) -> Values:
         """Return the lines ``NAME=value`` of a file, without quotes around values."""
         values = {}
         for line in self.text(path).splitlines():

@@ -320,7 +320,7 @@ def read_memory(reader: Reader) -> Memory | None:
     )
 
 
-def _read_pairs(text: str) -> dict[str, str]:
+def _read_pairs(text: str) -> Values:
     pairs = (line.partition(":") for line in text.splitlines())
     return {printable(key): printable(value) for key, _, value in pairs}
 

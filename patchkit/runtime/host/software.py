@@ -195,7 +195,7 @@ def _find_unfit(name: str, release: str, build: str, version: str, archs: str) -
     return "other-arch" if arch and archs and arch[1] not in archs else ""
 
 
-def _find_compilers(path: Sequence[str], environment: Values) -> dict[str, str]:
+def _find_compilers(path: Sequence[str], environment: Values) -> Values:
     """Return what vLLM looks for before it takes kernels of FlashInfer, by name; "" for none."""
     programs = environment.get("PATH", os.defpath)
     toolkit = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")

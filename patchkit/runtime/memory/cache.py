@@ -8,12 +8,10 @@ recurrent layer. A state takes one block, so blocks are at least as large as a s
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from patchkit.frozen import Values, frozen
 from patchkit.runtime.memory.budget import PrefixRules, load_budget
-from patchkit.runtime.memory.checkpoint import head_size, read_count
+from patchkit.runtime.memory.checkpoint import Config, head_size, read_count
 from patchkit.runtime.memory.weights import Division, division_of, drafting_settings
 from patchkit.runtime.rules.presets import DRAFTING
 from patchkit.runtime.rules.releases import within
@@ -106,7 +104,7 @@ class CacheShape:
 
 
 def cache_shape(
-    config: Mapping[str, Any], flags: Values, batch: int, vllm: str
+    config: Config, flags: Values, batch: int, vllm: str
 ) -> CacheShape | None:
     """Return what a request keeps, None if the config or the type of the cache is of another kind.
 
@@ -141,7 +139,7 @@ def cache_shape(
 
 
 def _cache_group(
-    config: Mapping[str, Any],
+    config: Config,
     flags: Values,
     division: Division,
     value_bytes: float,
@@ -159,7 +157,7 @@ def _cache_group(
     return CacheGroup(layers=layers, token_bytes=token, window=window)
 
 
-def layer_kinds(config: Mapping[str, Any]) -> list[str]:
+def layer_kinds(config: Config) -> list[str]:
     """Return the kind of each layer that keeps something, [] if it is not known for all."""
     if any(name.startswith(_OTHER_CACHE) for name in config):
         return []
@@ -176,7 +174,7 @@ def layer_kinds(config: Mapping[str, Any]) -> list[str]:
     return [kind for kind in own_kinds if kind != "none"]
 
 
-def _layer_names(config: Mapping[str, Any]) -> list[str]:
+def _layer_names(config: Config) -> list[str]:
     """Return the name of each layer's kind, as configs write it in ``layer_types``."""
     layers = read_count(config, "num_hidden_layers")
     if layers > _MOST_LAYERS:
@@ -204,15 +202,13 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
     return ["full_attention"] * layers
 
 
-def _window(config: Mapping[str, Any]) -> int:
+def _window(config: Config) -> int:
     return read_count(config, "sliding_window") or read_count(
         config, "attention_chunk_size"
     )
 
 
-def _token_bytes(
-    config: Mapping[str, Any], value_bytes: float, tensor_parts: int
-) -> float:
+def _token_bytes(config: Config, value_bytes: float, tensor_parts: int) -> float:
     """Return the bytes that an attention layer keeps for a token on one rank, 0 if unknown."""
     if rank := read_count(config, "kv_lora_rank"):
         # With multi-head latent attention, every rank keeps the whole cache.
@@ -231,7 +227,7 @@ def _token_bytes(
     )
 
 
-def _state_bytes(config: Mapping[str, Any], flags: Values) -> float:
+def _state_bytes(config: Config, flags: Values) -> float:
     """Return the bytes of a recurrent layer's state for one request, 0 if unknown."""
     kernel = _first_count(config, "kernel") - 1 + count_drafted(flags)
     if value_heads := _first_count(config, "value_heads"):
@@ -263,7 +259,7 @@ def count_drafted(flags: Values) -> int:
     return read_count(drafting_settings(flags), "num_speculative_tokens")
 
 
-def _prefix_rules(config: Mapping[str, Any], flags: Values, vllm: str) -> PrefixRules:
+def _prefix_rules(config: Config, flags: Values, vllm: str) -> PrefixRules:
     """Return the first rules for a release, flags and kind of recurrent layers, else the last."""
     given = {"", *flags, *map("=".join, flags.items())}
     for rules in load_budget().prefix:
@@ -273,6 +269,6 @@ def _prefix_rules(config: Mapping[str, Any], flags: Values, vllm: str) -> Prefix
     return rules
 
 
-def _first_count(config: Mapping[str, Any], name: str) -> int:
+def _first_count(config: Config, name: str) -> int:
     """Return the number for which configs have several keys, 0 if there is none."""
     return max(read_count(config, key) for key in load_budget().state[name])

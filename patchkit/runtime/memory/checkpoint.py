@@ -14,6 +14,9 @@ from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
 from patchkit.units import BYTES_PER_GIB
 
+Config = Mapping[str, Any]
+"""The values of a model's config.json, or of its part for text."""
+
 PLAIN = ("BF16", "F16")
 """Types of 16 bits: a tensor of these types is not quantised."""
 
@@ -71,7 +74,7 @@ class Checkpoint:
     """
 
     architectures: Texts
-    config: Mapping[str, Any]
+    config: Config
     tensors: tuple[Tensor, ...]
     aside: tuple[Tensor, ...]
     reads: float
@@ -159,7 +162,7 @@ def _read_tensor(name: str, header: Fields, layers: int) -> Tensor:
     )
 
 
-def read_count(config: Mapping[str, Any], key: str) -> int:
+def read_count(config: Config, key: str) -> int:
     """Return a whole number from a config, 0 if the key is missing or has another value."""
     try:
         return whole_number(config.get(key))
@@ -203,7 +206,7 @@ def read_header(path: Path, limit: int = _LONGEST_HEADERS) -> tuple[Fields, int]
     return tensors, 8 + length
 
 
-def head_size(config: Mapping[str, Any]) -> int:
+def head_size(config: Config) -> int:
     """Return the numbers of an attention head, 0 if the config does not tell it."""
     size = read_count(config, "head_dim")
     heads = read_count(config, "num_attention_heads")
@@ -222,7 +225,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return [file for file in files if file.name.startswith("model")] or files
 
 
-def _count_reads(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
+def _count_reads(config: Config, tensors: Sequence[Tensor]) -> float:
     """Return the bytes of weights that are read for a token: all, but only the chosen experts."""
     experts = max(config.get(key) or 0 for key in _EXPERTS)
     experts_per_token = max(config.get(key) or 0 for key in EXPERTS_PER_TOKEN)

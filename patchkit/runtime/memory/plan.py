@@ -8,14 +8,18 @@ config and flags say. Without them it holds what is known: the size of the weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from patchkit.frozen import Values, frozen, positional
 from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.memory.cache import CacheShape, cache_shape, count_drafted
-from patchkit.runtime.memory.checkpoint import EXPERTS_PER_TOKEN, Checkpoint, read_count
+from patchkit.runtime.memory.checkpoint import (
+    EXPERTS_PER_TOKEN,
+    Checkpoint,
+    Config,
+    read_count,
+)
 from patchkit.runtime.memory.pool import MemoryPool
 from patchkit.runtime.memory.weights import (
     LAYER_PARTS,
@@ -355,7 +359,7 @@ def _logit_rows(flags: Values) -> int:
     return sequences * (1 + count_drafted(flags))
 
 
-def _unpacked_bytes(config: Mapping[str, Any], tensor_parts: int) -> float:
+def _unpacked_bytes(config: Config, tensor_parts: int) -> float:
     """Return the bytes of keys and values that MLA unpacks at once, 0 for other attention."""
     if not read_count(config, "kv_lora_rank"):
         return 0

@@ -214,7 +214,7 @@ def _attach(request: NodeOptions, host: Host, *, addressed: bool) -> Attachment:
     )
 
 
-def _find_versions(options: NodeOptions, host: Host) -> dict[str, str]:
+def _find_versions(options: NodeOptions, host: Host) -> Values:
     """Return the versions that rules depend on: from the options, else the installed ones."""
     installed = host.versions
     versions = {

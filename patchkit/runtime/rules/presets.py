@@ -95,7 +95,7 @@ class Preset:
         return self.id.rpartition("/")[2]
 
     @property
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> Values:
         """Return flag or variable → value for all that the preset sets; "" for a bare flag."""
         settings = {}
         for name, value in self.flags.items():

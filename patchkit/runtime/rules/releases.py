@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 from patchkit import errors
 from patchkit.errors import UsageError
@@ -118,7 +117,7 @@ class Table:
         self.oldest = min(self._edges, default=release("0"))
         self.newest = max((row.last for row in rows), key=release, default="0")
 
-    def at(self, version: str) -> dict[str, str]:
+    def at(self, version: str) -> Values:
         """Return name → default in a release; for "", the names of all releases.
 
         A release that the table does not have counts as the last one before it, and one that is
@@ -151,7 +150,7 @@ class Table:
 
 
 @cache
-def read_env_data(name: str) -> Mapping[str, Any]:
+def read_env_data(name: str) -> Fields:
     """Return the contents of ``recipes/env/NAME.toml``. Raises UsageError if it is malformed."""
     return read_toml(Fields, _HOME / f"{name}.toml")
 
@@ -219,7 +218,7 @@ def nccl_variables(version: str) -> Values:
 @cache
 def other_variables() -> Mapping[str, OtherVariable]:
     """Return the variables of Ray, torch, triton and other software that takes part in serving."""
-    projects = read_toml(dict[str, dict[str, dict[str, str]]], _HOME / "variables.toml")
+    projects = read_toml(dict[str, dict[str, Values]], _HOME / "variables.toml")
     return {
         name: OtherVariable(of=project, **row)
         for project, variables in projects.items()

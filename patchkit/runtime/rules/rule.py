@@ -12,19 +12,19 @@ from typing import Annotated, ClassVar, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
-from patchkit.frozen import Fields, Values, frozen
+from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.target import targets
 
 _FACTS = RECIPES / "env" / "facts.toml"
-CHOICES = read_toml(dict[str, tuple[str, ...]], _FACTS, key="choices")
+CHOICES = read_toml(dict[str, Texts], _FACTS, key="choices")
 CHOICES["target"] = (*targets(), "other")
-_RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
+_RANGES = read_toml(Texts, _FACTS, key="ranges")
 _UNTOLD = "untold"  # a value in conditions: it is met if the fact is unknown
 
-Names = tuple[str, ...]
+Names = Texts
 """Names of flags, variables, releases or kernels."""
 Condition = Mapping[str, str | Names]
 Situation = Values

@@ -109,7 +109,7 @@ def load_variable_rules() -> VariableRules:
     return read_toml(VariableRules, RECIPES / "env" / "rules.toml")
 
 
-def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
+def cache_folders(caches: str, vllm: str, model: str = "") -> Values:
     """Return the folders, below ``caches``, for what a release of vLLM compiles.
 
     The folder ``cache`` is for machine code that all models share, the folder ``graphs`` for what

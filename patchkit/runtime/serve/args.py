@@ -187,7 +187,7 @@ class FlagSelection:
     refused: Values
 
     @property
-    def values(self) -> dict[str, str]:
+    def values(self) -> Values:
         return {flag.flag: flag.value for flag in self.flags}
 
 
@@ -219,7 +219,7 @@ def _select_flags(
     return FlagSelection(flags=tuple(kept), refused=refused)
 
 
-def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> dict[str, str]:
+def _planned_facts(request: ServeRequest, plan: MemoryPlan) -> Values:
     """Return the facts of a plan that rules fill in, {} if it does not have all parts.
 
     ``cache_bytes`` is what is left for the cache where CPU and GPU share the memory. A longest
@@ -510,7 +510,7 @@ def _is_recurrent(request: ServeRequest) -> bool:
     return any(name.startswith(RECURRENT) for name in names)
 
 
-def _dense_facts(request: ServeRequest) -> dict[str, str]:
+def _dense_facts(request: ServeRequest) -> Values:
     """Return the facts about dense layers in 16 bits, each "" if there are none.
 
     ``dense`` is the flag's value to convert them; ``reads`` and ``less`` are the GB that are read

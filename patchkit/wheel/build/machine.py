@@ -25,7 +25,7 @@ from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError, translated
 from patchkit.extras import BUILD, require_libraries
 from patchkit.finding import Finding, finding
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Texts, frozen, positional
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import Needs, locked_requirements
@@ -186,7 +186,7 @@ def network() -> str:
 
 
 @cache
-def namespace_words() -> tuple[str, ...]:
+def namespace_words() -> Texts:
     """Return the words to put before a command to cut it off from the network.
 
     Return () if this machine does not let the user make a network namespace.

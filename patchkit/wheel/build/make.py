@@ -12,7 +12,7 @@ from patchkit.durable.staging import is_full
 from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.follow import Completed, Follow
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.process import attempt, run
 from patchkit.source.archive import Progress
 from patchkit.wheel.file.library_rules import library_rules
@@ -52,9 +52,9 @@ class BuiltWheel:
     wheel: Path
     facts: Facts
     log: Path
-    proofs: tuple[str, ...] = ()
-    circumstances: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    proofs: Texts = ()
+    circumstances: Texts = ()
+    notes: Texts = ()
 
 
 def clean_environment(root: Path) -> dict[str, str]:
@@ -84,7 +84,7 @@ def clean_environment(root: Path) -> dict[str, str]:
 
 def objects_to_make(
     root: Path,
-    env: dict[str, str],
+    env: Values,
     functions: str,
 ) -> int:
     """Return how many objects are still to compile, as a dry run of make says; 0 if make fails.

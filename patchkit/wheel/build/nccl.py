@@ -6,7 +6,7 @@ NCCL's own makefiles compile, and scikit-build-core packs.
 from collections.abc import Iterator
 from pathlib import Path
 
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.source.archive import Progress
 from patchkit.source.releases import load_facts
 from patchkit.units import BYTES_PER_GIB
@@ -101,7 +101,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
 def _compile_nccl(
     root: Path,
     order: NcclOrder,
-    env: dict[str, str],
+    env: Values,
     progress: Progress,
 ) -> Path:
     """Compile the library below a folder, and return the folder."""

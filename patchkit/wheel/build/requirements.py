@@ -25,7 +25,7 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.process import run
 from patchkit.source.archive import Progress
 from patchkit.source.releases import ExactPin
@@ -60,7 +60,7 @@ class Pinned:
     name: str
     version: str
     marker: Marker | None
-    hashes: tuple[str, ...]
+    hashes: Texts
 
 
 @frozen
@@ -72,7 +72,7 @@ class Environment:
 
     python: Path
     digest: str
-    packages: dict[str, str]
+    packages: Values
 
 
 def read_requirements(path: Path) -> tuple[Pinned, ...]:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
 
@@ -16,7 +16,7 @@ from patchkit.durable.lock import locked
 from patchkit.errors import HostError, UsageError, translated
 from patchkit.extras import BUILD, lacking, missing_libraries
 from patchkit.finding import Finding, Level, finding
-from patchkit.frozen import frozen
+from patchkit.frozen import Values, frozen
 from patchkit.process import attempt, run
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
@@ -99,7 +99,7 @@ def check_toolchain(
     toolchain: Toolchain,
     gencode: str,
     folder: Path,
-    environment: Mapping[str, str],
+    environment: Values,
 ) -> None:
     """Compile and link a few lines for the device in ``folder``, before a long build begins.
 

@@ -17,11 +17,11 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, translated
+from patchkit.frozen import Fields, Values
 from patchkit.process import ask, run
 from patchkit.recipes.vllm.build import across
 from patchkit.records import RECIPES, read_toml
@@ -186,7 +186,7 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
 
     # Macros that the interpreter's own header does not have are left out.
     rules = RECIPES / "python_headers.toml"
-    for macro in read_toml(tuple[dict[str, Any], ...], rules, key="macro"):
+    for macro in read_toml(tuple[Fields, ...], rules, key="macro"):
         name = macro["name"]
         value = macro["value"][machine]
         line = f"#define {name} {value}" if value else f"/* #undef {name} */"
@@ -205,7 +205,7 @@ def _find_include(text: str, triple: str) -> str:
     return match[1] if match else ""
 
 
-def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
+def cross_variables(toolchain: Toolchain, cuda: Path) -> Values:
     """Return the environment variables of a build for another CPU; ``cuda`` has the toolkit."""
     variables = {}
     headers = cuda / _HEADERS

@@ -17,12 +17,11 @@ from dataclasses import astuple, dataclass
 from io import BufferedIOBase
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
 from patchkit.fatbin import CodeEntry, DeviceCode, Entries, read_entries
-from patchkit.frozen import frozen
+from patchkit.frozen import Fields, frozen
 from patchkit.reading import require_file
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load, Target, parse_arch, targets
@@ -233,7 +232,7 @@ def _inexact_error(
 def _own_binaries(binary: Binary) -> Iterator[Entries]:
     """Yield the live fat binaries, except those that NCCL's makefiles add for any target."""
     table = RECIPES / "nccl" / "kernels.toml"
-    rows = read_toml(tuple[dict[str, Any], ...], table, key="always")
+    rows = read_toml(tuple[Fields, ...], table, key="always")
     always = {("sass", parse_arch(row["arch"])) for row in rows}
     for group in binary.fat_binaries:
         if not {(entry.kind, entry.arch) for entry in group} <= always:

@@ -1,9 +1,9 @@
 """Read a wheel's metadata, and find what in it contradicts its file name or its RECORD."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from email.message import Message
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -104,7 +104,7 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
     )
 
 
-def native_claim(facts: Mapping[str, Any], key: str) -> Collection[str]:
+def native_claim(facts: Facts, key: str) -> Collection[str]:
     """Return the libraries that patchkit.json names under a key; none if it has another form.
 
     Anybody can write that claim: ``assembled``, ``compiled_at_first_use``.

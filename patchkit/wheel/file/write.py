@@ -17,6 +17,7 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.elf import damaged
+from patchkit.frozen import Values
 from patchkit.source.archive import Progress
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
@@ -41,7 +42,7 @@ def seal_wheel(
     raw: Path,
     folder: Path,
     platform: str,
-    added: Mapping[str, str],
+    added: Values,
     replaced: Mapping[str, bytes],
 ) -> Path:
     """Write a freshly built wheel anew into ``folder``, with one platform tag; return its path.

@@ -5,6 +5,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from patchkit.apply import commit_libraries, revert_libraries
+from patchkit.frozen import Texts
 from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.workspace import Workspace, locked_workspace
 from patchkit.source.detect import detect_installed
@@ -58,7 +59,7 @@ def new_files(libraries: NativeLibraries) -> dict[str, Path]:
     return {library.name: library.path for library in libraries if library.path}
 
 
-def revert_installed(site: Path, *, force: bool = False) -> dict[str, tuple[str, ...]]:
+def revert_installed(site: Path, *, force: bool = False) -> dict[str, Texts]:
     """Restore upstream's libraries in all packages of an environment; return package → their paths.
 
     Interrupted changes are undone as well. ``force`` also restores damaged packages, but then

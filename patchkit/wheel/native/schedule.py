@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from patchkit.errors import BuildError, PatchkitError, SourceError
+from patchkit.source.fetch import Progress
 from patchkit.wheel.build.machine import available_memory
 from patchkit.wheel.native.assemble import Assembler, Job, Task
 
@@ -20,7 +21,7 @@ _SHARE = 0.8  # of the memory that is available
 def assemble_all(
     assembler: Assembler,
     jobs: Sequence[Job],
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> Results:
     """Assemble jobs on all cores, the largest first; return job → its task, or its error.
 
@@ -68,7 +69,7 @@ def _make_all(
     assembler: Assembler,
     tasks: Sequence[Task],
     memory: _Memory,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> Results:
     def make(task: Task) -> Task | PatchkitError:
         try:

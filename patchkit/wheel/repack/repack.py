@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -67,7 +66,7 @@ class Repacked:
     sha256: str
     size: int
     fresh: bool
-    source: Mapping[str, Any]
+    source: Facts
     outcome: Applied
     libraries: Judgements
     notes: Texts

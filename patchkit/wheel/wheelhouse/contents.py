@@ -2,16 +2,15 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.frozen import Texts
 from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.file.wheelfile import WheelName
+from patchkit.wheel.file.wheelfile import Facts, WheelName
 from patchkit.wheel.wheelhouse.storage import (
     Manifest,
     ManifestEntry,
@@ -98,7 +97,7 @@ def check_room(house: Path, filename: str) -> Texts:
 def add_wheel(
     house: Path,
     wheel: Path,
-    facts: Mapping[str, Any],
+    facts: Facts,
     *,
     say: Say = lambda _line: None,
 ) -> Path:

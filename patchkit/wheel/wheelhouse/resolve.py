@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -24,7 +23,7 @@ from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.follow import Completed
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.process import attempt
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import cache_dir, pip_settings
@@ -32,7 +31,7 @@ from patchkit.source.releases import ExactPin
 from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
-_UV = read_toml(dict[str, Any], RECIPES / "wheel" / "uv.toml")
+_UV = read_toml(Fields, RECIPES / "wheel" / "uv.toml")
 # The frame that uv draws in front of each line of an error, and the labels "error: ", "cause: ".
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
@@ -257,7 +256,7 @@ def _run_uv(
 
 
 def _choose_file(
-    row: Mapping[str, Any],
+    row: Fields,
     node: NodePlatform,
     ranks: Mapping[Tag, int],
 ) -> LockedWheel:
@@ -287,7 +286,7 @@ def _choose_file(
     return chosen
 
 
-def _locked_wheel(file: Mapping[str, Any], node: NodePlatform) -> LockedWheel | None:
+def _locked_wheel(file: Fields, node: NodePlatform) -> LockedWheel | None:
     """Return the wheel that a file entry of pylock.toml describes.
 
     Return None if the file is no wheel or has no sha256.

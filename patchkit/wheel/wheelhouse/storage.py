@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.journal import Change, Journal
@@ -23,7 +23,7 @@ from patchkit.records import RecordError, Sha256, matching, read_json
 from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
 from patchkit.target import targets
-from patchkit.wheel.file.wheelfile import ANY, WheelName
+from patchkit.wheel.file.wheelfile import ANY, Facts, WheelName
 
 JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
@@ -271,7 +271,7 @@ class ManifestEntry:
     name: WheelName = field(metadata={"key": "filename"})
     sha256: Sha256
     size: int
-    facts: Mapping[str, Any]
+    facts: Facts
     kind: Kind = Kind.BUILT
 
     @property
@@ -279,7 +279,7 @@ class ManifestEntry:
         """Return whether the wheel's file belongs in the folder."""
         return self.kind is not Kind.LOCKED
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Facts:
         return {
             "filename": self.name,
             "project": self.name.project,
@@ -376,7 +376,7 @@ def write_documents(manifest: Manifest) -> Values:
 
 
 def _manifest_text(manifest: Manifest) -> str:
-    table: dict[str, Any] = {
+    table: Facts = {
         "format": 2,
         "wheels": [entry.fields() for entry in manifest.wheels],
     }
