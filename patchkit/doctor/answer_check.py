@@ -10,7 +10,7 @@ from types import NoneType
 from patchkit.cluster.agent.fingerprint import keep_fingerprint
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
-from patchkit.cluster.ssh.node_findings import unchecked
+from patchkit.cluster.ssh.ssh import unchecked
 from patchkit.doctor.answers import (
     TEXTS,
     AnswerCase,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchkit.cluster.agent.boot_end import BootEnd, read_boot_end
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, run_on_all
-from patchkit.cluster.ssh.node_findings import make_finding
+from patchkit.cluster.ssh.ssh import make_finding
 from patchkit.doctor.cluster_checks import check_ssh
 from patchkit.doctor.examination import Examination
 from patchkit.doctor.peers.node_report import NodeReport

@@ -17,8 +17,7 @@ from patchkit.cluster.models.model_files import ModelFolder
 from patchkit.cluster.net.checks import find_targets
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
-from patchkit.cluster.ssh.node_findings import unchecked
-from patchkit.cluster.ssh.ssh import sent_error
+from patchkit.cluster.ssh.ssh import sent_error, unchecked
 from patchkit.doctor.archive import FieldMap
 from patchkit.doctor.cluster_checks import NOT_WRONG, cluster_findings
 from patchkit.doctor.gpu import try_gpus

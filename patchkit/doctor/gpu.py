@@ -11,7 +11,7 @@ from collections.abc import (
 from dataclasses import replace
 
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
-from patchkit.cluster.ssh.node_findings import make_finding, make_fine, unchecked
+from patchkit.cluster.ssh.ssh import make_finding, make_fine, unchecked
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import Reports

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom
-from patchkit.cluster.ssh.node_findings import unchecked
-from patchkit.cluster.ssh.ssh import HERE
+from patchkit.cluster.ssh.ssh import HERE, unchecked
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,

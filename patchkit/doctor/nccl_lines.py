@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 
-from patchkit.cluster.ssh.node_findings import make_finding
+from patchkit.cluster.ssh.ssh import make_finding
 from patchkit.doctor.symptoms.lines import ESCAPES
 from patchkit.finding import Findings
 from patchkit.frozen import Values

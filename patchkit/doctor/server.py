@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from patchkit.cluster.agent.group_script import EMBEDDING, TokenAnswer
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.openai.server_answers import ServerAnswers
-from patchkit.cluster.ssh.node_findings import make_finding
-from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.cluster.ssh.ssh import make_finding, ssh_command
 from patchkit.finding import Findings
 from patchkit.http_exchange import PathAnswer
 

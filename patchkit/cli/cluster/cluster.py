@@ -36,11 +36,12 @@ from patchkit.cluster.launch.cluster_file import (
     ClusterNode,
     new_cluster_text,
 )
-from patchkit.cluster.launch.image_layer import CACHE, patch_image
 from patchkit.cluster.launch.install import (
+    CACHE,
     BroughtVenv,
     install_everywhere,
     install_image,
+    patch_image,
     resolve_image,
 )
 from patchkit.cluster.launch.pinning import pin_image

@@ -43,14 +43,15 @@ from patchkit.cluster.agent.memory_record import STAYS_DOWN
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_state import OFF, UnitState
 from patchkit.cluster.launch import up as launch
-from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.condition import ServerCondition, server_condition
-from patchkit.cluster.launch.stop import (
+from patchkit.cluster.launch.cluster import (
+    Cluster,
     check_stopped,
     end_left_nodes,
+    read_group_journal,
     stop_command,
     stop_group,
 )
+from patchkit.cluster.launch.condition import ServerCondition, server_condition
 from patchkit.cluster.launch.survey import image_finding
 from patchkit.cluster.openai.server_answers import ServerSpeed
 from patchkit.cluster.ssh.node import Remote, require_all

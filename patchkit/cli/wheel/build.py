@@ -1,10 +1,10 @@
-"""Build a wheel of libnccl or of vLLM: `patchkit build`."""
+"""Build wheels, or repack released ones: `patchkit build`, `patchkit repack`."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import click
 
 from patchkit.cli.options import (
     Selection,
+    choose_sandbox,
     request_options,
 )
 from patchkit.cli.out import (
@@ -23,6 +24,7 @@ from patchkit.cli.out import (
     record_fields,
     tell,
 )
+from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -39,7 +41,8 @@ from patchkit.cli.render import (
 )
 from patchkit.errors import UsageError
 from patchkit.finding import worst
-from patchkit.patching.fix import Request
+from patchkit.frozen import Fields
+from patchkit.patching.fix import Request, State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
@@ -49,7 +52,7 @@ from patchkit.source.origin import find_origin
 from patchkit.source.releases import named_version
 from patchkit.source.resolve import locked_origin
 from patchkit.source.tree import SourceTree
-from patchkit.target import DEFAULT_TARGET, Target, targets, toolkits
+from patchkit.target import DEFAULT_TARGET, Load, Target, targets, toolkits
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.compiled import CompileOrder
 from patchkit.wheel.build.flashinfer import FlashInferOrder, build_flashinfer
@@ -67,13 +70,18 @@ from patchkit.wheel.build.toolchain import (
     find_toolchain,
     missing_tools,
 )
+from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import ANY, WheelName
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.repack.origin import find_wheel
+from patchkit.wheel.repack.repack import repack_wheel
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.prepare import VllmOrder, choose_idle, vllm_source
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
+    check_folder,
     check_room,
     load_manifest,
 )
@@ -474,3 +482,104 @@ def install_steps(
         ),
         next_step(*words, where="there, in vLLM's environment"),
     ]
+
+
+@click.command
+@options_of("repack")
+@request_options
+@options_of("repack-wheel")
+@rendered
+def repack_command(
+    wheel: str,
+    selection: Selection,
+    house: Path,
+    trusted: bool,
+    verbose: bool,
+    **options: Any,
+) -> Blocks:
+    """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
+
+    \b
+      patchkit repack vllm==0.33.0
+      patchkit repack vllm==0.33.0 --native
+
+    Its libraries stay as they are. If vLLM's kernels do not load on the device, nothing is written,
+    and only a build from source helps.
+    """
+    began = time.monotonic()
+    request = selection.request()
+    check_folder(house)  # before a wheel is fetched and read
+    offline = options["offline"]
+    with (
+        progress() as report,
+        find_wheel(
+            wheel,
+            options["cpu"] or request.target.cpu,
+            sha256=options["sha256"],
+            offline=offline,
+            report=report,
+        ) as origin,
+    ):
+        assembler = None
+        if options["native"]:
+            bar = report("Fetching the compiler")
+            assembler = Assembler(offline=offline, progress=bar)
+
+        is_locked = origin.locked and not request.patches
+        repacked = repack_wheel(
+            origin,
+            request,
+            house,
+            report=report,
+            say=tell,
+            assembler=assembler,
+            sandboxed=choose_sandbox(locked=is_locked, trusted=trusted),
+        )
+
+    seconds = time.monotonic() - began
+    verdicts = repacked.outcome.verdicts
+    yield {
+        **record_fields(repacked, "outcome", "libraries"),
+        "libraries": list(map(_library_fields, repacked.libraries)),
+        "fixes": list(map(verdict_fields, verdicts)),
+        "proofs": repacked.outcome.proofs,
+        "seconds": round(seconds, 1),
+    }
+
+    upstream = "upstream's" if repacked.source["upstream"] else "not upstream's"
+    release = bold(f"{repacked.facts['project']} {repacked.facts['version']}")
+    origin_text = f"{repacked.source['file']} ({upstream})"
+    yield release + f"  {origin_text}  →  {request.target.title}"
+    yield from _library_lines(repacked.libraries)
+
+    applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
+    yield from verdict_lines(applied, verbose=verbose)
+    yield from proof_lines(repacked.outcome.proofs, verbose=verbose)
+    yield from map(note, repacked.notes)
+
+    what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
+    yield (GOOD if repacked.fresh else "nothing to do, it is there already: ") + what
+    yield from install_steps(repacked.wheel, repacked.facts)
+
+
+def _library_fields(library: Judged) -> Fields:
+    return {
+        **record_fields(library, "known", "loads"),
+        "told": library.phrase,
+        "required": bool(library.known and library.known.required),
+        "fat_binaries": {
+            str(load): library.loads[load] for load in sorted(Load, reverse=True)
+        },
+    }
+
+
+def _library_lines(libraries: Sequence[Judged]) -> Iterator[str]:
+    """Yield a line of names for each use on the device, the worst first."""
+    for use in Use:
+        names = [
+            library.name.partition("/")[2]
+            for library in libraries
+            if library.use is use
+        ]
+        if names:
+            yield f"{use.value}: {', '.join(names)}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts
 from patchkit.cluster.agent.node_state import NAME, NodeState
 from patchkit.cluster.agent.processes import strangers
-from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster import Cluster, stop_command
 from patchkit.cluster.launch.ranks import (
     PlannedRank,
     ServedModel,
@@ -18,12 +18,10 @@ from patchkit.cluster.launch.ranks import (
     refuse_ray,
     served_model,
 )
-from patchkit.cluster.launch.stop import stop_command
 from patchkit.cluster.launch.survey import SURVEY, survey_nodes
 from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, require_all
-from patchkit.cluster.ssh.node_findings import make_finding
-from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.cluster.ssh.ssh import make_finding, ssh_command
 from patchkit.errors import HostError, UsageError
 from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted

@@ -12,8 +12,7 @@ from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import pair_checks
-from patchkit.cluster.ssh.node_findings import make_finding
-from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.cluster.ssh.ssh import make_finding, ssh_command
 from patchkit.errors import StorageError
 from patchkit.finding import Finding, Findings, Level, finding_texts
 from patchkit.frozen import Fields

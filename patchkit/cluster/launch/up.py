@@ -13,10 +13,15 @@ from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.unit_journal import JournalLine, NodeLine
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.cluster import (
+    Cluster,
+    check_stopped,
+    end_left_nodes,
+    read_group_journal,
+    stop_group,
+)
 from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
 from patchkit.cluster.launch.start_plan import GroupPlan, make_plan
-from patchkit.cluster.launch.stop import check_stopped, end_left_nodes, stop_group
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError

@@ -17,8 +17,7 @@ from patchkit.cluster.net.addressing import (
     remove_joined,
     select_cages,
 )
-from patchkit.cluster.ssh.node_findings import make_finding, make_fine
-from patchkit.cluster.ssh.ssh import HERE, ssh_command
+from patchkit.cluster.ssh.ssh import HERE, make_finding, make_fine, ssh_command
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import Texts, positional

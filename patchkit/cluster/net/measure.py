@@ -14,7 +14,7 @@ from patchkit.cluster.net.checks import (
     shared_networks,
 )
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
-from patchkit.cluster.ssh.node_findings import make_finding
+from patchkit.cluster.ssh.ssh import make_finding
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.frozen import Texts, positional

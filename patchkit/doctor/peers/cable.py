@@ -16,8 +16,7 @@ from patchkit.cluster.net.checks import (
     netdevs_towards,
     way_checks,
 )
-from patchkit.cluster.ssh.node_findings import make_fine, unchecked
-from patchkit.cluster.ssh.ssh import explain_failure, sent_error
+from patchkit.cluster.ssh.ssh import explain_failure, make_fine, sent_error, unchecked
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,

@@ -19,8 +19,7 @@ from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.processes import Listener, Process
-from patchkit.cluster.ssh.node_findings import make_finding, make_fine, unchecked
-from patchkit.cluster.ssh.ssh import ssh_command
+from patchkit.cluster.ssh.ssh import make_finding, make_fine, ssh_command, unchecked
 from patchkit.digests import digest
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding

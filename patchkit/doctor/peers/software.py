@@ -8,8 +8,13 @@ from patchkit.cluster.agent.node_facts import ModelPrint, PythonContents
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.ranks import other_model
 from patchkit.cluster.models.model_files import folder_of
-from patchkit.cluster.ssh.node_findings import make_finding, make_fine, unchecked
-from patchkit.cluster.ssh.ssh import HERE, ssh_command
+from patchkit.cluster.ssh.ssh import (
+    HERE,
+    make_finding,
+    make_fine,
+    ssh_command,
+    unchecked,
+)
 from patchkit.doctor.peers.node_report import NodeReport, Outcome, check, require
 from patchkit.finding import Finding
 from patchkit.quoting import quoted

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from patchkit.cluster.launch.image_layer import layer_text
+from patchkit.cluster.launch.install import layer_text
 from patchkit.errors import UsageError
 from patchkit.runtime.host.host import FlashInfer, Software
 
