@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from typing import Any
 
 _DIGITS = 25  # a whole number has fewer; a size in bytes has 20 at most
 _MOST = 1 << 53  # a double can hold every whole number up to this one
+_LATEST = 2**32  # seconds since 1970
 
 
 def read_json(text: str | bytes) -> Any:
@@ -62,6 +64,11 @@ def positive_number(value: object) -> float:
     if isinstance(value, int | float) and 0 < value <= sys.float_info.max:
         return float(value)
     return 0.0
+
+
+def clock_text(moment: float) -> str:
+    """Return a time in seconds since 1970, which may be any number, by this machine's clock."""
+    return time.strftime("%F %T", time.localtime(min(abs(moment), _LATEST)))
 
 
 def _parse_whole(text: str) -> int:

@@ -47,7 +47,7 @@ from patchkit.cluster.launch.install import (
 from patchkit.cluster.launch.pinning import pin_image
 from patchkit.cluster.launch.ranks import node_addresses
 from patchkit.cluster.launch.survey import survey_nodes
-from patchkit.cluster.ssh.rsync import Progress
+from patchkit.cluster.ssh.node import Progress
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
 from patchkit.quoting import quoted

@@ -15,7 +15,7 @@ from patchkit.cluster.launch.cluster_file import (
     VENV,
     ClusterNode,
 )
-from patchkit.cluster.ssh.rsync import Copied
+from patchkit.cluster.ssh.node import Copied
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import PatchkitError
 from patchkit.frozen import Fields

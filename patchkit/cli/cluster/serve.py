@@ -35,8 +35,7 @@ from patchkit.cli.render import (
     options_of,
     rendered,
 )
-from patchkit.cli.runtime.memory_lines import memory_lines
-from patchkit.cli.runtime.node_options import note_lines
+from patchkit.cli.runtime.node_options import memory_lines, note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
 from patchkit.cluster.agent.memory_record import STAYS_DOWN
@@ -62,6 +61,7 @@ from patchkit.doctor.symptoms.findings import explain_failed_start, read_journal
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.finding import Finding, Level, worst
+from patchkit.foreign import clock_text
 from patchkit.frozen import Fields, Texts
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -74,7 +74,6 @@ _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str]  # with its colour, "" for none
 _FEW_ACCEPTED = 0.2  # of drafted tokens: fewer rarely pay for the drafting
-_LATEST = 2**32  # seconds since 1970: a node may say anything
 _WORDS = RECIPES / "units/words.toml"
 _UNIT_WORDS = read_toml(dict[str, str], _WORDS, key="step")
 _STATES = read_toml(dict[str, _Word], _WORDS, key="state")
@@ -312,8 +311,7 @@ def status_command(cluster: Cluster) -> Blocks:
     yield from _notes(cluster, condition, states)
 
     if error:
-        clock = time.strftime("%F %T", time.localtime(error["time"] / 1e6))
-        text = f"{clock} {error['node']}: {error['text']}"
+        text = f"{clock_text(error['time'] / 1e6)} {error['node']}: {error['text']}"
         yield lead_word("last error", "red") + text
 
     if error or troubles:
@@ -532,9 +530,8 @@ def _memory_notes(
 
     stop = state.memory_stop
     if stop and f"{name}: {stop.text}" not in stops:
-        clock = time.strftime("%F %T", time.localtime(min(abs(stop.time), _LATEST)))
         text = "; ".join(filter(None, (stop.text, stop.after)))
-        yield lead_word("memory") + f"{clock} {name}: {text}"
+        yield lead_word("memory") + f"{clock_text(stop.time)} {name}: {text}"
 
 
 # The table of nodes

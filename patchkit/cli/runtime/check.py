@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,10 +23,12 @@ from patchkit.cli.render import (
 )
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
+from patchkit.runtime.check.check import find_problems
+from patchkit.runtime.check.content import CheckedText
+from patchkit.runtime.check.formats import read_file
+from patchkit.runtime.check.running import find_running
+from patchkit.runtime.check.situation import add_situation
 from patchkit.runtime.host.probe import probe
-
-if TYPE_CHECKING:
-    from patchkit.runtime.check.content import CheckedText
 
 _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
 
@@ -49,11 +51,6 @@ def check_command(
 
     Exits with 3 if there are errors or warnings; notes alone are 0.
     """
-    from patchkit.runtime.check.check import find_problems  # `env` does without these
-    from patchkit.runtime.check.formats import read_file
-    from patchkit.runtime.check.running import find_running
-    from patchkit.runtime.check.situation import add_situation
-
     if not files and running is None:
         hint = "name files, or what runs: patchkit check --running"
         raise UsageError("no file", hint=hint)

@@ -38,8 +38,7 @@ from patchkit.cli.render import (
     rendered,
     section,
 )
-from patchkit.cli.runtime.memory_lines import memory_lines
-from patchkit.cli.runtime.node_options import node_options, note_lines
+from patchkit.cli.runtime.node_options import memory_lines, node_options, note_lines
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.frozen import Fields
 from patchkit.quoting import quoted

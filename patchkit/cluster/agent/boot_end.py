@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from patchkit.cluster.agent.memory_record import last_figures, recorded_boots
-from patchkit.foreign import read_json
+from patchkit.foreign import clock_text, read_json
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.process import attempt
 
@@ -73,7 +72,7 @@ def read_boot_end(name: str, boot: int) -> BootEnd:
     troubles = [line[:_LONGEST] for line in kernel if _TROUBLE.search(line)]
     texts = (str(entry.get("MESSAGE", "")) for entry in entries)
     return BootEnd(
-        moment=_clock(ended),
+        moment=clock_text(ended),
         orderly=any(map(_ORDERLY.search, texts)),
         memory=memory,
         kernel=tuple(troubles[-_MOST:]),
@@ -88,11 +87,7 @@ def _last_recorded(name: str) -> str:
     if not figures:
         return "there are no figures of an earlier boot"
     moment, left, _ended = figures
-    return f"in some earlier boot {left / 1024:.1f} GiB of memory were left at {_clock(moment)}"
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%F %T", time.localtime(moment))
+    return f"in some earlier boot {left / 1024:.1f} GiB of memory were left at {clock_text(moment)}"
 
 
 def _read_entries(output: str) -> Iterator[Fields]:

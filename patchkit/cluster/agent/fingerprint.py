@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.durable.atomic import replacing
 from patchkit.errors import PatchkitError
+from patchkit.foreign import clock_text
 from patchkit.frozen import Values, frozen
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json, record
 
-_LATEST = 2**32  # seconds since 1970: anybody may have edited the file
 _MOST = 16  # that are kept, of all models
 _LARGEST = 2 << 20  # bytes of the file
 
@@ -68,8 +67,7 @@ def last_judgement(cluster: str, model: str) -> str:
     """Return how the answers of a cluster's model were judged last, with the time; "" for never."""
     for kept in reversed(_read_all()):
         if (kept.start.cluster, kept.start.model) == (cluster, model):
-            clock = time.strftime("%F %T", time.localtime(min(abs(kept.time), _LATEST)))
-            return f"{clock} {kept.summary}"
+            return f"{clock_text(kept.time)} {kept.summary}"
     return ""
 
 

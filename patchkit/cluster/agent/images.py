@@ -18,7 +18,7 @@ from patchkit.cluster.agent.image_facts import (
 from patchkit.cluster.agent.installation import share_folder
 from patchkit.cluster.models.model_files import require_room
 from patchkit.cluster.ssh.answer import Steps
-from patchkit.cluster.ssh.rsync import require_rsync
+from patchkit.cluster.ssh.node import require_rsync
 from patchkit.errors import BuildError, HostError, StorageError, translated
 from patchkit.follow import Follow
 from patchkit.frozen import Texts, frozen

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from patchkit.cluster.agent.node_files import run_for_user, unit_folder
 from patchkit.cluster.ssh.answer import Steps
-from patchkit.cluster.ssh.rsync import require_rsync
+from patchkit.cluster.ssh.node import require_rsync
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.durable.atomic import replacing, sync
 from patchkit.durable.lock import locked

@@ -31,7 +31,7 @@ from patchkit.cluster.agent.unit_journal import read_journal
 from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_states
 from patchkit.errors import HostError
 from patchkit.follow import Follow
-from patchkit.foreign import positive_number, read_json
+from patchkit.foreign import clock_text, positive_number, read_json
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
@@ -173,8 +173,7 @@ def _last_kill_of_watch(unit: str) -> str:
     with suppress(HostError):
         for line in read_journal([unit], since="-24h"):
             if line.text.startswith("frozen: "):
-                clock = time.localtime(line.time / 1e6)
-                kill = time.strftime("%F %T ", clock) + line.text
+                kill = f"{clock_text(line.time / 1e6)} {line.text}"
     return kill
 
 

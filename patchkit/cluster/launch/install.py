@@ -21,8 +21,14 @@ from patchkit.cluster.agent.installation import InstalledVenv, InstallState, Whe
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterNode, ServeChoices
 from patchkit.cluster.launch.survey import image_finding
-from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
-from patchkit.cluster.ssh.rsync import Copied, Progress, send_files
+from patchkit.cluster.ssh.node import (
+    Copied,
+    Progress,
+    Remote,
+    require_all,
+    run_on_all,
+    send_files,
+)
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.digests import digest, tree_digest
 from patchkit.errors import HostError, PatchkitError, UsageError, translated

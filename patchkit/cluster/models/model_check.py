@@ -31,7 +31,7 @@ from patchkit.cluster.models.model_files import (
     read_shards,
 )
 from patchkit.cluster.ssh.answer import Steps
-from patchkit.cluster.ssh.rsync import Copied
+from patchkit.cluster.ssh.node import Copied
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import frozen

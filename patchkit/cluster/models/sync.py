@@ -36,8 +36,14 @@ from patchkit.cluster.models.model_files import (
     write_record,
 )
 from patchkit.cluster.ssh.answer import Steps
-from patchkit.cluster.ssh.node import Remote, run_on_all
-from patchkit.cluster.ssh.rsync import Copied, Progress, require_rsync, send_files
+from patchkit.cluster.ssh.node import (
+    Copied,
+    Progress,
+    Remote,
+    require_rsync,
+    run_on_all,
+    send_files,
+)
 from patchkit.durable.atomic import sync
 from patchkit.errors import (
     HashMismatchError,

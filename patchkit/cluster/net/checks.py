@@ -26,8 +26,13 @@ from patchkit.runtime.host.host import Host, Netdev, in_reach, overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _NETWORK = read_env_data("network")
-_TRIANGLE = _NETWORK["owners"]["triangle"]
 _MTU = _NETWORK["plan"]["mtu"]
+# Whether a check passed → the outcome's key in network.toml, and its level if that has none.
+_OUTCOMES = {
+    True: ("fine", Level.OK),
+    False: ("failed", Level.ERROR),
+    None: ("unknown", Level.UNKNOWN),
+}
 _PASSED = {"answers": True, "silent": False, "unknown": None}
 """The echo of a way → whether the check of it passed, None if it was not made."""
 
@@ -36,36 +41,30 @@ def judge_check(
     passed: bool | None,
     where: str,
     check: str,
-    what: str,
     about: str = "",
     **fields: object,
 ) -> Finding:
     """Return the result of a check; ``passed`` is None for one that could not be made.
 
-    ``where`` is an interface, an address or a pair, and ``what`` says what was seen. The level (by
-    default error) and the hint of a check that failed are those of the row ``check`` in
-    network.toml, and so is the hint ``unknown`` of one that was not made. ``fields`` are filled
-    into hints; the field ``command`` is made of the row's words ``run``, for the field ``node``.
-    ``about`` is the name that is shown, by default ``check``.
+    ``where`` is an interface, an address or a pair. The row ``check`` of network.toml has the texts
+    of each outcome, which are filled with the tables of that file and with ``fields``; the field
+    ``command`` is made of the row's words ``run``, for the field ``node``. ``about`` is the name
+    that is shown, by default ``check``.
     """
+    name, level = _OUTCOMES[passed]
     row = _NETWORK["checks"][check]
-    level = Level.OK
-    hint = ""
-    if passed is None:
-        level = Level.UNKNOWN
-        hint = row.get("unknown", "")
-    elif not passed:
-        level = Level(row.get("bad", "error"))
-        hint = row.get("hint", "")
+    texts = {"hint": "", "level": level, **row, **row.get(name, {})}
+    hint = texts["hint"]
+    fields = {**_NETWORK, **fields}
 
     if "{command}" in hint:
         words = [word.format_map(fields) for word in row["run"]]
         fields["command"] = ssh_command(str(fields.get("node", HERE)), *words)
     return Finding(
-        level=level,
+        level=Level(texts["level"]),
         where=where,
         about=about or check,
-        what=what,
+        what=texts["what"].format_map(fields),
         hint=hint.format_map(fields),
         kind=HostError,
     )
@@ -106,7 +105,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Findings:
         yield remark
 
     if plan.topology == "ring":
-        yield judge_check(False, "this ring", "cabling", _TRIANGLE)
+        yield judge_check(False, "this ring", "cabling")
 
     for line in plan.lines:
         is_kept = line.action == "keep" and line.addresses
@@ -132,10 +131,8 @@ def host_checks(
         if number in used or not used:
             yield from _check_cage(host, number, twins, node)
         else:
-            second = _NETWORK["owners"]["second"]
-            state = f"cabled, but without an address; not used: {second}"
             where = _join_names(twins)
-            yield judge_check(False, where, "unused cage", state, f"cage {number}")
+            yield judge_check(False, where, "unused cage", f"cage {number}")
 
     cluster_netdevs = [netdev for netdev in map(host.netdev, names) if netdev]
     for netdev in cluster_netdevs:
@@ -211,8 +208,7 @@ def _check_cage(
         yield from _check_half(host, netdev, rest, node)
 
     if len(twins) < 2 and number is not None:
-        state = f"cage {number} has one half only"
-        yield judge_check(False, _join_names(twins), "both twins", state)
+        yield judge_check(False, _join_names(twins), "both twins", number=number)
 
 
 def _check_half(
@@ -239,33 +235,25 @@ def _check_half(
 def _check_speed(netdev: Netdev, node: str) -> Finding:
     """Check the speed in Mbit/s. Each twin shows that of its cage, although it can carry half."""
     is_right = None
-    state = "the driver does not say"
     if netdev.speed is not None:
-        right = _NETWORK["link"]["speed"]
-        of_twin = _NETWORK["measure"]["expected"][0]
-        is_right = netdev.speed == right
-        state = f"{netdev.speed} of {right} Mbit/s for the cage; {of_twin} a twin"
-    name = netdev.name
-    return judge_check(is_right, name, "speed", state, netdev=name, node=node)
+        is_right = netdev.speed == _NETWORK["link"]["speed"]
+    return judge_check(is_right, netdev.name, "speed", netdev=netdev, node=node)
 
 
 def _judge_mtu(name: str, mtu: int) -> Finding:
     """Note an MTU below that of jumbo frames: it works if both ends have the same."""
-    is_jumbo = mtu >= _MTU
-    state = str(mtu)
-    if not is_jumbo:
-        state += f"; {_NETWORK['owners']['jumbo']}"
-    return judge_check(is_jumbo, name, "small MTU", state, "MTU")
+    return judge_check(mtu >= _MTU, name, "small MTU", "MTU", mtu=mtu)
 
 
 def _check_address(netdev: Netdev, twins: Sequence[Netdev]) -> Finding:
     """Check for an IPv4 address that lasts. Link-local ones on both halves have a remark."""
-    state = ", ".join(map(str, netdev.ipv4))
-    is_drawn = bool(state) and not netdev.lasting
-    if is_drawn and not any(twin.ipv4 for twin in twins):
-        state += ": link-local, drawn anew at any boot unless somebody set it"
-        return judge_check(False, netdev.name, "drawn", state, about="IPv4")
-    return judge_check(bool(state), netdev.name, "IPv4", state or "no address")
+    addresses = ", ".join(map(str, netdev.ipv4))
+    check = "IPv4"
+    passed = bool(addresses)
+    if passed and not netdev.lasting and not any(twin.ipv4 for twin in twins):
+        check = "drawn"
+        passed = False
+    return judge_check(passed, netdev.name, check, "IPv4", addresses=addresses)
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:
@@ -274,18 +262,14 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     about = "RoCE v2 GID"
     device = host.rdma_of(name)
     if device is None:
-        return judge_check(None, name, about, "no RDMA device here")
+        return judge_check(None, name, about)
     if not device.active:
-        state = f"{device.name} is {device.state}"
-        return judge_check(False, name, "RDMA device", state, about)
+        return judge_check(False, name, "RDMA device", about, device=device)
 
-    if gid := device.gid_of(netdev.ips):
-        state = f"{device.name} index {gid.index} for {gid.address}"
-        return judge_check(True, name, about, state)
-
+    gid = device.gid_of(netdev.ips)
     addresses = ", ".join(sorted(set(netdev.ips))) or "an address that is missing"
-    state = f"{device.name} has none for {addresses}"
-    return judge_check(False, name, about, state, netdev=name)
+    fields = {"netdev": netdev, "device": device, "gid": gid, "addresses": addresses}
+    return judge_check(bool(gid), name, about, **fields)
 
 
 @positional
@@ -308,8 +292,7 @@ def pair_checks(
     peer_ends = find_cages(peer)
     shared = list(shared_networks(ends, peer))
     if not shared:
-        state = "there is no address to compare"
-        yield judge_check(False, "both ends", "common networks", state)
+        yield judge_check(False, "both ends", "common networks")
 
     for pair in shared:
         where = f"{pair.netdev.name} {pair.network}"
@@ -319,7 +302,7 @@ def pair_checks(
             is_one,
             where,
             "peer's end",
-            f"{names} of the peer is in it",
+            names=names,
             plan=NetPlanOptions(network=pair.network).command_line(),
         )
         if is_one:
@@ -332,8 +315,7 @@ def pair_checks(
     ips = chain.from_iterable(half.ips for half in list_halves(ends))
     addresses = set(peer.addresses).intersection(ips)
     shown = ", ".join(sorted(addresses)) or "none"
-    state = f"{shown} on both hosts"
-    yield judge_check(not addresses, "both ends", "addresses", state)
+    yield judge_check(not addresses, "both ends", "addresses", shown=shown)
 
 
 def _check_ring(shared: Iterable[_SharedNetwork]) -> Findings:
@@ -348,8 +330,8 @@ def _check_ring(shared: Iterable[_SharedNetwork]) -> Findings:
             port != peer_port,
             "both ends",
             "ports",
-            f"port {port} here leads to port {peer_port} there",
-            triangle=_TRIANGLE,
+            port=port,
+            peer_port=peer_port,
         )
 
 
@@ -379,7 +361,7 @@ def compare_mtus(netdev: Netdev, peer: Netdev, nodes: tuple[str, str]) -> Findin
     )
     (wrong, node), (right, other) = ends
     if wrong.mtu == right.mtu:
-        return judge_check(True, netdev.name, "mtu", f"{right.mtu} at both ends")
+        return judge_check(True, netdev.name, "mtu", right=right)
 
     what = f"{wrong.name} has an MTU of {wrong.mtu}, and {other} one of {right.mtu}"
     words = ("sudo", "ip", "link", "set", wrong.name, "mtu", str(right.mtu))
@@ -395,11 +377,9 @@ def _compare_twins(host: Host, peer: Host, pair: _SharedNetwork) -> Finding:
     twin = _twin_letter(host, netdev)
     peer_twin = _twin_letter(peer, end)
     is_same = None
-    state = "one of both interfaces is no half of a cage"
     if twin and peer_twin:
         is_same = twin == peer_twin
-        state = f"{twin} here, {peer_twin} there"
-    return judge_check(is_same, names, "same twin", state)
+    return judge_check(is_same, names, "same twin", twin=twin, peer_twin=peer_twin)
 
 
 def shared_networks(ends: Cages, peer: Host) -> Iterator[_SharedNetwork]:
@@ -447,12 +427,8 @@ def verify_network(
             yield from _check_way(halves, way)
         return
 
-    check = "way to a peer"
-    state = "no peer's address is known"
-    if not live:
-        check = "way from here"
-        state = "these facts are of another machine"
-    yield judge_check(None, _join_names(halves), check, state, "way to a peer")
+    check = "way to a peer" if live else "way from here"
+    yield judge_check(None, _join_names(halves), check, "way to a peer")
 
 
 def find_targets(host: Host, halves: Iterable[Netdev], peer: Host) -> Iterator[str]:
@@ -491,10 +467,10 @@ def way_checks(way: Way, netdev: str, peer: str, node: str = HERE) -> Findings:
     obstacle = ""
     for about, is_fine in passed.items():
         if obstacle:
-            yield judge_check(None, way.address, "moot", obstacle, about)
+            yield judge_check(None, way.address, "moot", about, obstacle=obstacle)
         elif is_fine is None:
             obstacle = way.said or "no answer" if way.netdev else f"ip: {way.said}"
-            yield judge_check(None, way.address, about, obstacle, way=way)
+            yield judge_check(None, way.address, about, obstacle=obstacle, way=way)
         elif is_fine:
             yield make_fine(about, way.address, **fields)
         else:
@@ -513,8 +489,8 @@ def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     networks = [str(network) for half in halves for network in half.networks]
     ours = ", ".join(networks) or "none"
     name = next(iter(netdevs_towards(halves, where)), "")
-    state = f"that of {name}" if name else f"is in none of {ours}"
-    yield judge_check(bool(name), where, "same network", state, ours=ours)
+    fields = {"netdev": name, "ours": ours}
+    yield judge_check(bool(name), where, "same network", **fields)
 
     frames = f"{way.mtu}-byte frames" if way.mtu else "jumbo frames"
     abouts = {"route": "route", "way": "echo", "mtu": frames}

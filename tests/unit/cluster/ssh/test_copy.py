@@ -3,7 +3,7 @@
 import pytest
 
 from patchkit.cluster.agent.group_script import QUESTIONS
-from patchkit.cluster.ssh.rsync import copy_files
+from patchkit.cluster.ssh.node import copy_files
 from patchkit.errors import HostError
 from support import write_files
 from support.needed import need
