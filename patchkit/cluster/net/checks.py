@@ -268,8 +268,15 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
 
     gid = device.gid_of(netdev.ips)
     addresses = ", ".join(sorted(set(netdev.ips))) or "an address that is missing"
-    fields = {"netdev": netdev, "device": device, "gid": gid, "addresses": addresses}
-    return judge_check(bool(gid), name, about, **fields)
+    return judge_check(
+        bool(gid),
+        name,
+        about,
+        netdev=netdev,
+        device=device,
+        gid=gid,
+        addresses=addresses,
+    )
 
 
 @positional
@@ -489,8 +496,7 @@ def _check_way(halves: Sequence[Netdev], way: Way) -> Findings:
     networks = [str(network) for half in halves for network in half.networks]
     ours = ", ".join(networks) or "none"
     name = next(iter(netdevs_towards(halves, where)), "")
-    fields = {"netdev": name, "ours": ours}
-    yield judge_check(bool(name), where, "same network", **fields)
+    yield judge_check(bool(name), where, "same network", netdev=name, ours=ours)
 
     frames = f"{way.mtu}-byte frames" if way.mtu else "jumbo frames"
     abouts = {"route": "route", "way": "echo", "mtu": frames}
