@@ -1,7 +1,5 @@
 """The command line: the only place that prints; a verb is `NAME_command` in some module."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Share options between verbs, and read the source and the request that they describe."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Show the progress of long work on standard error: a redrawn line, or lines now and then."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

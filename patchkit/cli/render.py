@@ -4,8 +4,6 @@ With --json each dict and ``Record`` is printed, and nothing else. Without --jso
 printed: lines, findings, tables, and ``Data`` for programs. ``ExitCode`` sets the verb's exit code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import Counter

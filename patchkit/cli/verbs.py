@@ -1,7 +1,5 @@
 """List the verbs by group, with the help line and the module of each verb."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from patchkit.records import RECIPES, read_toml

@@ -1,7 +1,5 @@
 """Measure a model's server, and compare results: `patchkit bench`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Look at the machines of a cluster, and install vLLM on them: `patchkit cluster`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import replace

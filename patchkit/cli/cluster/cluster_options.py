@@ -1,7 +1,5 @@
 """Share options between the verbs about several machines, and read the cluster they name."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Find faults of machines, servers and logs, and prove that a machine works: `doctor`, `proof`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Write files for other systems, an image's or a cluster's: `patchkit export`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

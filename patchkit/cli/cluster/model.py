@@ -1,7 +1,5 @@
 """Fetch, copy, check and list models: `patchkit model`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

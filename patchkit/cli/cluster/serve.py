@@ -1,7 +1,5 @@
 """Start, stop and show a model: `patchkit up`, `down`, `logs`, `switch`, `status`."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence

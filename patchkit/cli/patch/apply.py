@@ -1,7 +1,5 @@
 """Patch a tree, show the changes and take them back: `patchkit apply`, `diff`, `revert`."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence

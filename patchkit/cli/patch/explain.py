@@ -1,7 +1,5 @@
 """Explain a fix, a claim or the text of an error: `patchkit explain`."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Show the tree, verdicts, proofs and diffs for the verbs about source trees."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Check env files, launch scripts and running servers: `patchkit check`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write env files, explain variables, print flags: `env`, `env explain`, `serve-args`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Plan and verify the QSFP network: `patchkit net`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Define the options that describe a node; show the notes and the memory of its plan."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path

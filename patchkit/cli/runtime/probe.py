@@ -1,7 +1,5 @@
 """List the facts of this machine: `patchkit probe`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path

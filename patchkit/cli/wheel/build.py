@@ -1,7 +1,5 @@
 """Build wheels, or repack released ones: `patchkit build`, `patchkit repack`."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence

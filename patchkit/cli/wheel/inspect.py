@@ -1,7 +1,5 @@
 """Show the contents of a wheel or a library: `patchkit inspect`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

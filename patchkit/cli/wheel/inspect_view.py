@@ -1,7 +1,5 @@
 """Show the contents of a library or a wheel, for `patchkit inspect FILE`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

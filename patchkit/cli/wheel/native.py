@@ -1,7 +1,5 @@
 """Compile a library's PTX ahead of time: `patchkit native`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

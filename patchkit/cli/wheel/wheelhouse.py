@@ -1,7 +1,5 @@
 """Keep and check finished wheels: `wheelhouse`, `verify`."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

@@ -12,8 +12,6 @@ ends with FROZEN, and the unit kills the server, as after a crash.
 This file is copied to the nodes, beside group.py, judge.py and the modules that both import.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

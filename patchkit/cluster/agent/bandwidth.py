@@ -4,8 +4,6 @@ The data go through RDMA by perftest's ib_write_bw, or else through one TCP conn
 listens at its address on the cable alone, takes one connection, and ends after a time.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import re

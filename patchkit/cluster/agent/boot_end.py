@@ -1,7 +1,5 @@
 """Read how a boot of a machine ended: the journal, the guard's figures. Runs on the node."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keep what a model answered, to see later how far its answers moved. Runs on the head."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -14,8 +14,6 @@ it; `group.json` lists the ranks. vLLM does not tell one rank that another one h
 without its head waits for ever, and a head learns of a lost worker by the next request.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Read the health of a node for doctor, or the reason why a part is unknown. Runs on the node."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -5,8 +5,6 @@ Device Interface (CDI) that `nvidia-ctk cdi generate` writes. The image's own Py
 content: patchkit is sent into a container of it, just as it is sent to a node.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Bring a container image to a node: pull, save, load, tag; patch its vLLM. Runs on the node."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

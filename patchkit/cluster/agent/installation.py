@@ -1,7 +1,5 @@
 """Install wheels on a node: make an environment beside others, and let a link lead to it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

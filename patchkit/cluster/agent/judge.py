@@ -7,8 +7,6 @@ less than counters: they count only until a token has been missing for too long.
 to the nodes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

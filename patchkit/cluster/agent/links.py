@@ -1,7 +1,5 @@
 """Try how this node reaches other nodes: by ssh with the node's own settings, and on the cable."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 No container may write into the folder. This file is copied to the nodes, beside group.py.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

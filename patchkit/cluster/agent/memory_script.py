@@ -10,8 +10,6 @@ and who grew, lets the rank start, and keeps the record.
 This file is copied to the nodes, beside group.py, memory_record.py and what both import.
 """
 
-from __future__ import annotations
-
 import collections
 import fcntl
 import functools

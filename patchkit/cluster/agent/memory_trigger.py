@@ -7,8 +7,6 @@ opens a file, starts a program or looks at a process may wait until the kernel f
 This file is copied to the nodes, beside group.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

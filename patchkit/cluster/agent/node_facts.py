@@ -4,8 +4,6 @@
 that part is missing, with its error: a node whose systemd is silent still has a network.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """Write and remove the files of a cluster on a node; hold the cluster. Runs on the node."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

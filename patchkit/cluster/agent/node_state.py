@@ -1,7 +1,5 @@
 """Read the state of a cluster's group on a node; start the group, and end it. Runs on the node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

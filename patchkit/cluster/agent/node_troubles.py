@@ -4,8 +4,6 @@ Runs on the node, at each `status`, so it has to be fast. A source that cannot b
 trouble.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -3,8 +3,6 @@
 This file is copied to the nodes, beside group.py.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import mmap
 import os

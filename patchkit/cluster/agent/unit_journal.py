@@ -1,7 +1,5 @@
 """Read the journal of units of this node's user. Runs on the node."""
 
-from __future__ import annotations
-
 import heapq
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Read the states of units of this node's user, as systemd shows them. Runs on the node."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Run vLLM's own benchmark against a server, for one load."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Read results of the benchmark, and judge the difference of two series."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Measure a server in rounds, and save each result with the setup behind it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Read and write ``cluster.toml``: the machines of a cluster, and the choices for its server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Judge the server of a cluster: does it answer, does a unit watch it, what happens next."""
 
-from __future__ import annotations
-
 from patchkit.cluster.agent.judge import (
     ANSWERS,
     DOUBT,

@@ -4,8 +4,6 @@ Files have the same paths in the container as on the node. The container is not 
 command lines hold no secrets.
 """
 
-from __future__ import annotations
-
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_state import LABEL
 from patchkit.cluster.agent.processes import MARK

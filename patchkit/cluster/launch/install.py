@@ -3,8 +3,6 @@
 vLLM and FlashInfer of an image can be patched first, in a layer over it that has no patchkit.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ All nodes are taken to be like one host. Values become JSON, which is YAML. Kube
 $(NAME) in commands, where $$ is a dollar sign; it leaves the values of a ConfigMap alone.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

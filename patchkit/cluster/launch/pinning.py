@@ -1,7 +1,5 @@
 """Pin a model's commit or an image in ``cluster.toml``; all other lines stay as they are."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -3,8 +3,6 @@
 `patchkit env` and `patchkit serve-args` decide the same for a single node.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

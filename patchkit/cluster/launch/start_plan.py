@@ -1,7 +1,5 @@
 """Plan the start of a model on a cluster; raise if a node, the model or a port is not ready."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

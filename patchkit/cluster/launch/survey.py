@@ -3,8 +3,6 @@
 The texts of the findings are in recipes/doctor/survey.toml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 The units are templates in recipes/units; a line whose value is empty is left out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

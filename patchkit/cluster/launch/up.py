@@ -1,7 +1,5 @@
 """Start a model on a cluster and wait until it answers; or switch to another model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing

@@ -3,8 +3,6 @@
 huggingface_hub and hf are those of vLLM's environment; they find the user's token themselves.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ safetensors that no record names. The full check also hashes every recorded file
 that the Hub uses for it, several files in parallel.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

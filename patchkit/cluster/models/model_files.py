@@ -1,7 +1,5 @@
 """Name a model's folder, choose the files that vLLM loads, and record what the folder must hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

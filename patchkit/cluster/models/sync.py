@@ -5,8 +5,6 @@ damaged file is copied. The receiver keeps new files in the staging folder, ``.s
 models' folders, until their hashes are right: a failed copy changes no file of the model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence

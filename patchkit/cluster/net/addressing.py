@@ -11,8 +11,6 @@ A cage that has an address is in use, whoever gave the address. Its addresses ar
 with a random address gets a new one. With the option ``network`` all addresses are new.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from ipaddress import IPv4Interface, IPv4Network

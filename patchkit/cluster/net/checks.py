@@ -1,7 +1,5 @@
 """Check the QSFP network of one host, the way to a peer, and the networks of two hosts together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Network

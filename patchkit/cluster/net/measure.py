@@ -1,7 +1,5 @@
 """Measure what each half of a cage carries from node to node; judge it by owners' figures."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Network

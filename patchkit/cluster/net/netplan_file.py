@@ -1,7 +1,5 @@
 """Write the netplan file of a plan, and find its conflicts: addresses, networks, other files."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -3,8 +3,6 @@
 The questions are data, in recipes/answers; ``doctor/answers.py`` judges the replies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Ask a model's server for its state, and read its metrics for Prometheus. Runs on the head."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

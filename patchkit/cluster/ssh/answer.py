@@ -4,8 +4,6 @@ Program, package and request go to standard input. The remote command line is al
 no shell on the node has to interpret words of a request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

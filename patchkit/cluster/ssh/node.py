@@ -3,8 +3,6 @@
 Copy files between machines with rsync, resumably, with progress and a measured time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

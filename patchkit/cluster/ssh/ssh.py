@@ -3,8 +3,6 @@
 ssh reads the user's own configuration. It asks no question, and gives up a dead link.
 """
 
-from __future__ import annotations
-
 from patchkit import errors
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.finding import (
