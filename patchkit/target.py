@@ -17,11 +17,9 @@ DEFAULT_TARGET = "gb10"
 MODES = ("native", "family")
 """A ``native`` build is for one device, a ``family`` build for all devices of its family."""
 # The minor version has one digit, since nvcc writes 12.1 as 121, without a separator.
-_ARCH = re.compile(
-    r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
-)
+_ARCH = r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
 
-_CODE = re.compile(r"(?P<kind>\w+)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)")
+_CODE = r"(?P<kind>\w+)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)"
 
 
 @positional
@@ -59,7 +57,7 @@ class Arch:
 
 def parse_arch(text: str) -> Arch:
     """Read ``M.m[a|f][+PTX|-virtual]``. Raises UsageError for anything else."""
-    match = _ARCH.fullmatch(text.strip())
+    match = re.fullmatch(_ARCH, text.strip())
     if match is None or (match["ptx"] and match["virtual"]):
         raise UsageError(
             f"{text!r} is not an arch",
@@ -83,7 +81,7 @@ def list_archs(codes: Iterable[str]) -> Texts:
     """
     kinds_of: dict[str, set[str]] = {}
     for code in codes:
-        if match := _CODE.fullmatch(code):
+        if match := re.fullmatch(_CODE, code):
             arch = f"{match['major']}.{match['minor']}{match['suffix']}"
             kinds_of.setdefault(arch, set()).add(match["kind"])
 

@@ -32,7 +32,7 @@ from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 # The Summary in PKG-INFO that a build writes into its copy of a fork, since that has no history.
 FORK = "a fork, which patchkit copied"
 # The output of git describe --long: v0.19.1-12-gabc1234, with 0 instead of 12 on the tag itself.
-_DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
+_DESCRIBED = r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)"
 _ANY_PROJECT = "SETUPTOOLS_SCM_PRETEND_VERSION"
 _RELEASE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 
@@ -383,7 +383,7 @@ def _git_version(root: Path) -> Version:
         "v*",
         env=os.environ | NO_FETCH,
     )
-    match = _DESCRIBED.fullmatch(result.output.strip())
+    match = re.fullmatch(_DESCRIBED, result.output.strip())
     if match is None:
         raise SourceError(
             f"{root}: git describe finds no version tag",

@@ -59,7 +59,7 @@ _UNSATISFIABLE = 416
 _LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
 _PORTS = {"http": 80, "https": 443}
 # Wheels for every Python 3 from some release on, of glibc or of Python alone.
-_FOR_ANY_PYTHON = re.compile(r"-(?:(?:py2\.)?py3-none|cp3\d+-abi3)-(?!musl).*\.whl$")
+_FOR_ANY_PYTHON = r"-(?:(?:py2\.)?py3-none|cp3\d+-abi3)-(?!musl).*\.whl$"
 _Server = tuple[str, str | None, int | None]  # scheme, host, port
 
 
@@ -176,7 +176,7 @@ def lock_files(
             entry = record(LockEntry, fields)
             if package.package_type == "sdist":
                 sdists.append(entry)
-            elif _FOR_ANY_PYTHON.search(package.filename):
+            elif re.search(_FOR_ANY_PYTHON, package.filename):
                 wheels |= dict.fromkeys(wheel_cpus(package.filename), entry) | wheels
 
     del sdists[1:]

@@ -20,8 +20,8 @@ from patchkit.follow import Completed, Resources
 from patchkit.frozen import Values, positional
 from patchkit.process import attempt
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_GIT_URL = re.compile(r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?")
+_COMMIT = r"[0-9a-f]{40}"
+_GIT_URL = r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?"
 _TIMEOUT_S = 900
 # Limits for git while it reads the diffs of a user.
 _GIT_RESOURCES = Resources(memory=2 << 30, processor=60, written=64 << 20)
@@ -53,13 +53,13 @@ def parse_git(spec: str) -> GitSource | None:
     Raises UsageError if COMMIT is missing or is no full commit id, such as a tag or branch.
     """
     # An @ before the host ends a user name, not the URL.
-    match = _GIT_URL.fullmatch(spec)
+    match = re.fullmatch(_GIT_URL, spec)
     if match is None:
         return None
 
     url = match[1]
     name = match[2] or ""
-    if not _COMMIT.fullmatch(name):
+    if not re.fullmatch(_COMMIT, name):
         raise UsageError(
             f"{url}: {name!r} is not a commit",
             why="tags and branches can be moved, and upstream has moved a release's tag",

@@ -31,7 +31,7 @@ from patchkit.source.releases import (
     load_facts,
 )
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256 = r"[0-9a-f]{64}"
 
 
 @frozen
@@ -96,7 +96,7 @@ def find_origin(
 
 def require_sha256(text: str) -> None:
     """Raise UsageError for a text that is no sha256."""
-    if not _SHA256.fullmatch(text):
+    if not re.fullmatch(_SHA256, text):
         raise UsageError(
             f"{text!r} is not a sha256",
             hint="64 lower-case hex digits, as sha256sum prints them",

@@ -16,7 +16,7 @@ from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, RECIPES_VARIABLE, read_toml
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = r"[a-z][a-z0-9_]*"
 _SOURCES = (
     "an unpacked archive, a git checkout, an archive file, an installed package, "
     "a git URL with a commit, or a release such as {}"
@@ -132,7 +132,7 @@ def _read_projects() -> Iterator[tuple[str, Project]]:
     places = [place for parent in parents for place in parent.glob("*/recipe.toml")]
     for name in {place.parent.name for place in places}:
         place = recipe_folder(name) / "recipe.toml"
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             raise RecipeError(
                 f"{place.parent}: no name for a project",
                 why="an option and a Python package have this name",

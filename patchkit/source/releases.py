@@ -31,8 +31,8 @@ _Filename = Annotated[
     str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")
 ]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
-_LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
-_PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
+_LINUX = r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)"
+_PIN = r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*"
 
 
 ANY = "any"
@@ -50,7 +50,7 @@ class ExactPin(str):
     version: Version
 
     def __new__(cls, text: str) -> Self:
-        match = _PIN.fullmatch(text)
+        match = re.fullmatch(_PIN, text)
         if match is None:
             raise ValueError(f"is {text!r}, not PROJECT==VERSION")
 
@@ -117,7 +117,7 @@ def wheel_cpus(filename: str) -> list[str]:
     _name, _version, _build, tags = parse_wheel_filename(filename)
     cpus = set()
     for tag in tags:
-        if match := _LINUX.fullmatch(tag.platform):
+        if match := re.fullmatch(_LINUX, tag.platform):
             cpus.add(match[1])
         elif tag.platform == ANY:
             cpus.add(ANY)

@@ -29,9 +29,7 @@ ROOT_FILE = "CMakeLists.txt"
 _SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
 _COMPARED = re.compile(r'"0\$\(CUDA_(MAJOR|MINOR)\)" -(ge|gt|eq|lt) (\d{1,4})')
-_TEST = re.compile(
-    rf"\$\(shell test ((?:{_COMPARED.pattern}(?: -[ao] )?)+); echo \$\$\?\)"
-)
+_TEST = rf"\$\(shell test ((?:{_COMPARED.pattern}(?: -[ao] )?)+); echo \$\$\?\)"
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
 
 
@@ -101,7 +99,7 @@ def _answer_tests(text: str, versions: Values) -> str:
                 return "0"
         return "1"
 
-    return _TEST.sub(answer, text).replace("$(shell uname -s)", "Linux")
+    return re.sub(_TEST, answer, text).replace("$(shell uname -s)", "Linux")
 
 
 def gencodes(flags: Sequence[str]) -> Texts:

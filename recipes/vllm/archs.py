@@ -33,7 +33,7 @@ _LIST = "patchkit_archs"
 _CODE = "patchkit_code"
 _COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
 _SWITCH = re.compile("-DENABLE_")
-_CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
+_CODE_NAME = r"(sm|compute)_[0-9]{2,4}[af]?"
 
 Site = tuple[str, int]  # file, line of a call
 
@@ -282,7 +282,7 @@ def _require_readable(call: Traced, sites: Collection[Site]) -> None:
 
 
 def _read_code(call: Traced) -> str:
-    if not call.arguments or not _CODE_NAME.fullmatch(call.arguments[0]):
+    if not call.arguments or not re.fullmatch(_CODE_NAME, call.arguments[0]):
         raise _unreadable_call(call)
     return call.arguments[0]
 

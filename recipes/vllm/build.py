@@ -18,7 +18,7 @@ from patchkit.source.tree import SourceTree
 
 _FILE = RECIPES / "vllm" / "build.toml"
 _REQUIREMENTS = RECIPES / "vllm" / "requirements"
-_TORCH = re.compile(r"""["']torch *== *([\w.]+)["']""")
+_TORCH = r"""["']torch *== *([\w.]+)["']"""
 WITHOUT_RUST = (
     "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
     "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
@@ -161,7 +161,7 @@ def read_needs(tree: SourceTree) -> Needs:
     If the tree's pyproject.toml pins no torch, the recorded one is kept.
     """
     needs = recorded_needs(tree.version)
-    torch = _TORCH.search(tree.find("pyproject.toml") or "")
+    torch = re.search(_TORCH, tree.find("pyproject.toml") or "")
     return replace(needs, torch=torch[1]) if torch else needs
 
 

@@ -20,18 +20,18 @@ ROOT_FILE = "CMakeLists.txt"
 # The values of these variables in a CUDA build. A branch that compares one of them with another
 # value is for other devices.
 _DEVICE = {"VLLM_TARGET_DEVICE": "cuda", "VLLM_GPU_LANG": "CUDA"}
-_DECLARING = re.compile("fetchcontent_(declare|populate)")
-_FOREIGN = re.compile("externalproject_add|cpmaddpackage|cpmfindpackage")
-_RUNNING = re.compile("execute_process|add_custom_(command|target)")
+_DECLARING = "fetchcontent_(declare|populate)"
+_FOREIGN = "externalproject_add|cpmaddpackage|cpmfindpackage"
+_RUNNING = "execute_process|add_custom_(command|target)"
 _PLACE = re.compile("URL|[A-Z]+_REPOSITORY|DOWNLOAD_COMMAND")
 # The form of a keyword of these commands, such as GIT_TAG.
-_KEYWORD = re.compile("[A-Z]+(_[A-Z]+)+")
+_KEYWORD = "[A-Z]+(_[A-Z]+)+"
 # Programs with the subcommands that download something.
-_GETTERS = re.compile(
+_GETTERS = (
     r"(?:^|[/ ])(?:git\S* (?:clone|fetch|pull|submodule|ls-remote)|curl|wget"
     r"|pip\S* (?:install|download))\b"
 )
-_REFERENCE = re.compile(r"\$\{([A-Za-z0-9_-]+)\}")
+_REFERENCE = r"\$\{([A-Za-z0-9_-]+)\}"
 _HERE = ("${CMAKE_CURRENT_LIST_DIR}/", "${CMAKE_CURRENT_SOURCE_DIR}/")
 _ROOT = ("${CMAKE_SOURCE_DIR}/", "${PROJECT_SOURCE_DIR}/")
 _HINT = "tell patchkit about it in recipes/vllm/build.toml, or build a release that it knows"
@@ -115,7 +115,7 @@ class _Reached:
         if _fetches_unseen(self.call):
             raise self.unseen(f"{self.call.name} fetches something in an unknown way")
 
-        if not _DECLARING.fullmatch(self.call.name):
+        if not re.fullmatch(_DECLARING, self.call.name):
             return None
 
         places = set(filter(_PLACE.fullmatch, self.call.values))
@@ -139,7 +139,7 @@ class _Reached:
         def field(keyword: str) -> Texts:
             behind = values[values.index(keyword) + 1 :] if keyword in values else []
             words = itertools.takewhile(
-                lambda value: not _KEYWORD.fullmatch(value), behind
+                lambda value: not re.fullmatch(_KEYWORD, value), behind
             )
             resolved = tuple(_fill_in(word, texts) for word in words)
 
@@ -268,10 +268,10 @@ def _condition_holds(condition: Texts) -> bool | None:
 
 
 def _fetches_unseen(call: Command) -> bool:
-    if _FOREIGN.fullmatch(call.name):
+    if re.fullmatch(_FOREIGN, call.name):
         return True
-    if _RUNNING.fullmatch(call.name):
-        return _GETTERS.search(" ".join(call.values)) is not None
+    if re.fullmatch(_RUNNING, call.name):
+        return re.search(_GETTERS, " ".join(call.values)) is not None
     return call.name == "file" and call.values[:1] == ("DOWNLOAD",)
 
 
@@ -282,7 +282,7 @@ def _fill_in(word: str, texts: Mapping[str, Collection[str]]) -> str:
         choices = texts.get(match[1], ())
         return next(iter(choices)) if len(choices) == 1 else match[0]
 
-    return _REFERENCE.sub(text, word)
+    return re.sub(_REFERENCE, text, word)
 
 
 def _environment_copy(call: Command) -> Iterator[str]:

@@ -30,7 +30,7 @@ _SETUP = "setup.py"
 _MARK = "left out by patchkit"
 _TARGETS = frozenset({"define_extension_target", "add_custom_target"})
 # As ast.unparse writes the statement of setup.py that asks for a target.
-_ASKED = re.compile(
+_ASKED = (
     r"ext_modules\.append\(CMakeExtension\("
     r"name='vllm\.(?:vllm_flash_attn\.)?(\w+)'(?:, .*)?\)\)"
 )
@@ -274,7 +274,7 @@ def _asked_extensions(text: str) -> Iterator[tuple[ast.stmt, str]]:
     for node in ast.walk(parsed(_SETUP, text)):
         if not isinstance(node, ast.Expr):
             continue
-        if match := _ASKED.fullmatch(ast.unparse(node)):
+        if match := re.fullmatch(_ASKED, ast.unparse(node)):
             yield node, match[1]
 
 

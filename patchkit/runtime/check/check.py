@@ -40,7 +40,7 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 _BETWEEN_NODES = read_env_data("said")["variables"]["between_nodes"]
 _LONGEST = 200  # lines at most between a finding and the comment above its command
 _SHOWN = 60  # characters of a fact
-_IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
+_IGNORE = r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)"
 
 
 def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
@@ -86,7 +86,7 @@ def _is_silenced(finding: Finding, lines: Sequence[str]) -> bool:
         above -= 1
 
     for line in (lines[above], lines[finding.line]):
-        if mark := _IGNORE.search(line):
+        if mark := re.search(_IGNORE, line):
             ids = mark["ids"].replace(",", " ").split()
             if not ids or finding.id in ids:
                 return True

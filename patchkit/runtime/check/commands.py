@@ -33,12 +33,12 @@ _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*[ \t]*)=(?P<value>.*)", re.DOTALL)
 _OPTION = re.compile(
     r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL
 )
-_SETS_VARIABLE = re.compile(r"--env|-[^-]*e")
+_SETS_VARIABLE = r"--env|-[^-]*e"
 _IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
-_SPEECH = re.compile("|".join(_SHELL["speech"]))
-_SWITCHES = re.compile("|".join(_SHELL["switches"]))
-_PROGRAM = re.compile("|".join(_SHELL["programs"]))
-_SCRIPT = re.compile("|".join(_SHELL["scripts"]))
+_SPEECH = "|".join(_SHELL["speech"])
+_SWITCHES = "|".join(_SHELL["switches"])
+_PROGRAM = "|".join(_SHELL["programs"])
+_SCRIPT = "|".join(_SHELL["scripts"])
 
 
 @positional
@@ -93,7 +93,7 @@ class CommandReader:
             return
 
         program = words[0].text.rpartition("/")[2]
-        if _SPEECH.fullmatch(program):
+        if re.fullmatch(_SPEECH, program):
             return
 
         if program == "export":
@@ -148,7 +148,7 @@ class CommandReader:
         for word in words:
             if option in ("-e", "--env", "-x") and _PAIR.fullmatch(word.text):
                 self.set_variables([word], place.block)
-            elif _SCRIPT.search(word.text):
+            elif re.search(_SCRIPT, word.text):
                 self.read_script(word.text, word.line, place.inside)
 
             option = word.text
@@ -185,14 +185,14 @@ class CommandReader:
                 continue
 
             option = _OPTION.fullmatch(word.text)
-            if option is None or _SWITCHES.fullmatch(word.text):
+            if option is None or re.fullmatch(_SWITCHES, word.text):
                 continue
 
             value = Word(option["value"] or "", word.line)
             if option["value"] is None:
                 value = next(remaining, value)
 
-            if _SETS_VARIABLE.fullmatch(option["name"]):
+            if re.fullmatch(_SETS_VARIABLE, option["name"]):
                 self.set_variables([value], place.block)
 
     def read_entry(
@@ -205,7 +205,7 @@ class CommandReader:
         if not words or place.depth > _DEEPEST:
             return
 
-        is_program = _PROGRAM.fullmatch(words[0].text) or _find_start(words)[0]
+        is_program = re.fullmatch(_PROGRAM, words[0].text) or _find_start(words)[0]
 
         image = Image(place.image, 0, 0)
         # The words are arguments of `vllm serve` if the image starts that program, or if one of

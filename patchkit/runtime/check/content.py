@@ -31,7 +31,7 @@ _SHOWN = 60  # characters of a name or a value in a message
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 
 # A part that a shell expands, or that a template or an orchestrator fills in.
-_OPEN = re.compile(r"[$`]|\{[{%]|\{[A-Za-z_]\w*\}")
+_OPEN = r"[$`]|\{[{%]|\{[A-Za-z_]\w*\}"
 
 # The name of an image. A tag that is a variable is unknown: ${TAG:-latest}, $TAG. A colon before a
 # slash belongs to the port of a registry.
@@ -43,7 +43,7 @@ _IMAGE = re.compile(
 
 def is_literal(text: str) -> bool:
     """Return whether a text stands for itself: no shell expands it, no template fills it in."""
-    return _OPEN.search(text) is None
+    return re.search(_OPEN, text) is None
 
 
 def shorten(text: str) -> str:

@@ -36,7 +36,7 @@ _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:[ \t]*=(?P<value>.*))?"
 )
 # A value, which ends before a blank and a #.
-_ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
+_ENV_VALUE = r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*"""
 
 _UNIT_VARIABLES = ("Environment", "DefaultEnvironment", "PassEnvironment")
 # Signs between = and the program tell systemd how to start it.
@@ -45,7 +45,7 @@ _UNIT_COMMAND = re.compile(r"Exec\w*=[-@:+!|]*")
 _CONTINUATION = "\\\n"
 # A comment or an empty line of a Dockerfile, which does not end an instruction around it, and the
 # blanks behind a backslash.
-_SKIPPED = re.compile(r"(?m)^[ \t]*#.*$|(?<=\\\n)[ \t]*$|\\[ \t]+$")
+_SKIPPED = r"(?m)^[ \t]*#.*$|(?<=\\\n)[ \t]*$|\\[ \t]+$"
 _EXEC_FORM = re.compile(
     r"^(?P<head>[ \t]*(?:CMD|ENTRYPOINT|RUN)\s(?:--\S+(?=\s)|\s|\\\n)*)"
     r'(?P<words>\[(?:\s|\\\n|,|"(?:[^"\\]|\\.)*")*\])[ \t]*$',
@@ -56,8 +56,8 @@ _JSON_PIECE = re.compile(r'(?P<text>"(?:[^"\\]|\\.)*")|[\[\],]', re.DOTALL)
 
 _KEYS = read_env_data("said")["yaml"]
 _CONTAINER_KEYS = (*_KEYS["images"], *_KEYS["commands"])
-_ENVIRONMENT = re.compile(_KEYS["environment"])
-_TEMPLATE = re.compile(r"\{\{|\{%")  # of Helm or Jinja: only the filled-in text is YAML
+_ENVIRONMENT = _KEYS["environment"]
+_TEMPLATE = r"\{\{|\{%"  # of Helm or Jinja: only the filled-in text is YAML
 _NULLS = {"", "~", "null", "Null", "NULL"}
 
 
@@ -72,7 +72,7 @@ def read_yaml(text: str, content: FileContent) -> None:
     try:
         documents = read_nodes(text)
     except YamlError as error:
-        finding_id = "template" if _TEMPLATE.search(text) else "not-yaml"
+        finding_id = "template" if re.search(_TEMPLATE, text) else "not-yaml"
         problem = build_finding(finding_id, error.line, problem=error.problem)
         content.problems.append(problem)
         return
@@ -107,7 +107,7 @@ class _YamlReader:
         place = self._read_image(fields, block)
 
         for key, inner in fields.items():
-            if _ENVIRONMENT.fullmatch(key):
+            if re.fullmatch(_ENVIRONMENT, key):
                 self._read_environment(inner, block)
             elif key not in _KEYS["commands"] or _read_fields(inner):
                 self.read_node(inner, block)
@@ -303,7 +303,7 @@ def _read_env_file(text: str, content: FileContent) -> None:
             content.passed.add(match["name"])
             continue
 
-        value = _ENV_VALUE.match(match["value"])
+        value = re.match(_ENV_VALUE, match["value"])
         plain = unquote(value[0].strip()) if value else ""
         content.variables.append(Assignment(number, match["name"], plain))
 
@@ -332,7 +332,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
     reader = CommandReader(content)
     place = Place()
     entrypoint: list[Word] = []
-    continued = _SKIPPED.sub(r"\\", text)
+    continued = re.sub(_SKIPPED, r"\\", text)
 
     for statement in split_statements(_EXEC_FORM.sub(_spell_exec_form, continued)):
         first, *words = statement.words

@@ -36,12 +36,12 @@ from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 _KEPT = read_env_data("said")["kept"]
-_KEEPS_FLAGS = re.compile("|".join(_KEPT["flags"]))
-_NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
+_KEEPS_FLAGS = "|".join(_KEPT["flags"])
+_NUMBER = r"\d{0,9}\.?\d{1,9}"
 _SHOWN = 12  # values in a hint
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - addresses that findings are about
 # A port that compose (ports:) or docker (-p) publishes at one address of the host only.
-_AT_ADDRESS = re.compile(
+_AT_ADDRESS = (
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
     r":[\w${}:-]{1,60}:\d"
 )
@@ -51,9 +51,7 @@ _UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 API_KEY = "VLLM_API_KEY"
 _TEXTS = read_env_data("secrets")["texts"]
 _FOR_OTHERS = 0o077  # bits of a file's mode: rights of the group and of others
-_DEFAULT = re.compile(
-    r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}"
-)
+_DEFAULT = r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}"
 _HAND_OVER = (
     "hand it over apart: in a file of mode 0600, or from the caller's environment"
 )
@@ -90,7 +88,7 @@ def _find_servers(content: FileContent) -> Iterator[CommandLine]:
 
     for variable in content.variables:
         flag = _KEPT["values"].get(variable.name, "")
-        is_known = flag or _KEEPS_FLAGS.fullmatch(variable.name)
+        is_known = flag or re.fullmatch(_KEEPS_FLAGS, variable.name)
         if not is_known and variable.name not in used:
             continue
 
@@ -187,7 +185,7 @@ def _check_memory_share(
     if flag.name != row["flag"] or server.find_flag(row["unless"]):
         return
 
-    value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
+    value = float(flag.value) if re.fullmatch(_NUMBER, flag.value) else 0.0
     if is_on_device and value > row["most"]:
         level = Level.WARNING if value >= row["harmful"] else None
         yield build_finding(_MEMORY_SHARE, flag, level=level)
@@ -229,7 +227,7 @@ def check_listeners(checked: CheckedText) -> Findings:
     """Yield servers without an API key, and dashboards, that listen on every interface."""
     # In a container, a server has to listen on every interface, so its published address counts. If
     # the file publishes a port at one address only, nothing is reported about servers.
-    is_published_at_address = _AT_ADDRESS.search(checked.text) is not None
+    is_published_at_address = re.search(_AT_ADDRESS, checked.text) is not None
     for command in checked.content.commands:
         dashboard = command.find_flag("--dashboard-host")
         if dashboard and dashboard.value in _EVERYWHERE:
@@ -308,7 +306,7 @@ def _check_flag(flag: GivenFlag) -> Findings:
 def check_defaults(checked: CheckedText) -> Findings:
     """Yield secrets that are defaults of variables, as ``value`` in ``${NAME:-value}``."""
     for number, line in enumerate(checked.text.split("\n"), 1):
-        for match in _DEFAULT.finditer(line):
+        for match in re.finditer(_DEFAULT, line):
             value = match["value"].strip("\"'")
             if is_secret(match["name"]) and _is_open_default(match["name"], value):
                 variable = Assignment(number, match["name"], "")

@@ -29,8 +29,8 @@ _HEADER_FACTS = (
 )
 # A version has at least three numbers here: v0.11 may be a branch, and 25.11 a month.
 _VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
-_TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")
-_PINNED = re.compile(
+_TAG = rf"{_VERSION}(?:[-_+].*)?"
+_PINNED = (
     rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
 )
 _NODE_COUNT = "--nnodes"
@@ -80,7 +80,7 @@ def add_situation(
 def _image_versions(content: FileContent) -> Iterator[StatedVersion]:
     for image in content.images:
         row = image.row
-        tag = _TAG.fullmatch(image.tag)
+        tag = re.fullmatch(_TAG, image.tag)
 
         project = row.get("version")
         if not project or not tag:
@@ -95,7 +95,7 @@ def _pinned_versions(text: str) -> Iterator[StatedVersion]:
     """Yield the versions of ``NAME==VERSION`` outside of comments."""
     projects = read_env_data("said")["distributions"]
     for number, line in enumerate(text.split("\n"), 1):
-        for match in _PINNED.finditer(line.partition("#")[0]):
+        for match in re.finditer(_PINNED, line.partition("#")[0]):
             distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
 
             if project := projects.get(distribution):

@@ -40,13 +40,13 @@ from patchkit.runtime.rules.variable_values import (
 )
 
 _NAMES = read_env_data("said")["variables"]
-_LAUNCH_NAMES = re.compile(f"{_NAMES['read']}|{form('address_names').pattern}")
-_NEEDED_NAMES = re.compile(_NAMES["needed"])
-_RDMA_NAMES = re.compile(_NAMES["rdma_only"])
-_COMPARED_NAMES = re.compile(_NAMES["matters"])
+_LAUNCH_NAMES = f"{_NAMES['read']}|{form('address_names').pattern}"
+_NEEDED_NAMES = _NAMES["needed"]
+_RDMA_NAMES = _NAMES["rdma_only"]
+_COMPARED_NAMES = _NAMES["matters"]
 (_TWINS,) = read_env_data("values")["twins"]
-_USE = re.compile(r"\$\{?([A-Za-z_]\w*)")
-_HANDING_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
+_USE = r"\$\{?([A-Za-z_]\w*)"
+_HANDING_ON = r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b"""
 
 # States of a cage's second half in which `patchkit env` also leaves it out.
 _LEFT_OUT = ("down", "random", "bare-first")
@@ -69,7 +69,7 @@ def check_names(checked: CheckedText) -> Findings:
     other_names = other_variables()
 
     # A=$A passes a variable on, and does not count as a use of it.
-    used_names = frozenset(_USE.findall(_HANDING_ON.sub("", checked.text)))
+    used_names = frozenset(re.findall(_USE, re.sub(_HANDING_ON, "", checked.text)))
 
     for variable in checked.content.assignments:
         name = variable.name
@@ -237,8 +237,8 @@ def check_placeholders(checked: CheckedText) -> Findings:
         if not is_open or is_secret(variable.name):
             continue
 
-        if _LAUNCH_NAMES.fullmatch(variable.name):
-            is_needed = _NEEDED_NAMES.fullmatch(variable.name) is not None
+        if re.fullmatch(_LAUNCH_NAMES, variable.name):
+            is_needed = re.fullmatch(_NEEDED_NAMES, variable.name) is not None
             yield build_finding("placeholder", variable, is_error=is_needed)
 
     for flag in checked.content.flags:
@@ -273,7 +273,7 @@ def _find_set_twice(together: Sequence[Assignment]) -> Findings:
 
     for variable in together:
         first = first_by_name.setdefault(variable.name, variable)
-        if first.value != variable.value and _COMPARED_NAMES.match(variable.name):
+        if first.value != variable.value and re.match(_COMPARED_NAMES, variable.name):
             yield build_finding(
                 "set-twice", variable, first=first.line, before=first.shown
             )
@@ -288,7 +288,7 @@ def _check_rdma(
 
     if switch and switch.value != "0":
         for name, variable in last_by_name.items():
-            if _RDMA_NAMES.fullmatch(name):
+            if re.fullmatch(_RDMA_NAMES, name):
                 yield build_finding(
                     "rdma-off", variable, first=switch.line, before=switch.shown
                 )

@@ -15,11 +15,11 @@ from patchkit.frozen import Values, positional
 from patchkit.runtime.rules.releases import read_env_data, refusal
 from patchkit.runtime.rules.secret_texts import is_secret
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"  # POSIX.1-2024, base definitions 8.1
 _FORMS = read_env_data("formats")
 _WIDTH = 100  # columns of a comment
 _SHOWN = 5  # characters in a message
-_UNFIT = re.compile("[\0\ud800-\udfff]")
+_UNFIT = "[\0\ud800-\udfff]"
 
 
 class Format(StrEnum):
@@ -52,7 +52,7 @@ def render_assignment(kind: Format, entry: EnvEntry) -> str:
     Raise UsageError if the name is invalid, a secret has a value, or the format cannot hold it.
     """
     name = entry.name
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise refusal("no-name", name=name)
     if is_secret(name) and entry.value:
         raise refusal("secret-value", name=name)
@@ -109,7 +109,7 @@ def render_comment(text: str) -> list[str]:
 
 def _format_trouble(kind: Format, name: str, value: str) -> str:
     """Return why the format cannot hold a value, "" if it can."""
-    if _UNFIT.search(value):
+    if re.search(_UNFIT, value):
         return "the value holds a NUL, or half a surrogate pair, which is not UTF-8"
     if kind in _OF_SHELLS and re.fullmatch(_FORMS["shell"]["owns"], name):
         return "a shell sets this variable itself"

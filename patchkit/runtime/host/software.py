@@ -27,8 +27,8 @@ _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](\d[^"']*)["']""", re.MULTILINE)
 _FLASHINFER = "flashinfer_python"
 _PREBUILT = "flashinfer_jit_cache"
-_MODULE = re.compile(r"(?m)/([^/\n]+)/\1\.so,")
-_ONE_ARCH = re.compile(r"_sm(\d+)a$")
+_MODULE = r"(?m)/([^/\n]+)/\1\.so,"
+_ONE_ARCH = r"_sm(\d+)a$"
 _OLDEST_CUDA = 13  # its ptxas knows sm_121a and sm_110a
 
 
@@ -187,7 +187,7 @@ def _find_unfit(name: str, release: str, build: str, version: str, archs: str) -
 
     All wheels of modules have to be of one ``build``, and that of FlashInfer's ``version``.
     """
-    arch = _ONE_ARCH.search(name)
+    arch = re.search(_ONE_ARCH, name)
     if release != build or build.partition("+")[0] != version:
         return "other-version"
 
@@ -211,4 +211,4 @@ def _find_compilers(path: Sequence[str], environment: Values) -> Values:
 
 def _read_modules(home: Path) -> list[str]:
     """Return the compiled modules that a distribution has installed."""
-    return _MODULE.findall("\n".join(read_lines(home / "RECORD")))
+    return re.findall(_MODULE, "\n".join(read_lines(home / "RECORD")))

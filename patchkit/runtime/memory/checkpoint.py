@@ -29,13 +29,13 @@ EXPERTS_PER_TOKEN = (
     "moe_topk",
     "moe_top_k",
 )
-_ASIDE = re.compile(r"(?:^|\.)(?:mtp|visual|vision|audio|talker|code2wav)\w*\.")
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_ASIDE = r"(?:^|\.)(?:mtp|visual|vision|audio|talker|code2wav)\w*\."
+_LAYER = r"(?:^|\.)layers\.(\d+)\."
 EMBEDDINGS = re.compile(
     r"(?:^|\.)(?:embed_tokens|tok_embeddings|embeddings|embed|wte)\."
 )
-_EXPERT = re.compile(r"\.experts\.\d+\.")
-_FILE_COUNT = re.compile(r"-of-0*(\d+)\.")
+_EXPERT = r"\.experts\.\d+\."
+_FILE_COUNT = r"-of-0*(\d+)\."
 _NO_CHECKPOINT = (
     PatchkitError,
     OSError,
@@ -148,17 +148,17 @@ def _read_tensor(name: str, header: Fields, layers: int) -> Tensor:
     Layers beyond are for drafting. Image and audio parts work on prompts, not on each token.
     """
     begin, end = map(whole_number, header["data_offsets"])
-    number = _LAYER.search(name)
+    number = re.search(_LAYER, name)
     layer = int(number[1]) if number else None
     is_beyond = layer is not None and layer >= layers
 
     return Tensor(
-        name=_EXPERT.sub(".experts.*.", name),
+        name=re.sub(_EXPERT, ".experts.*.", name),
         dtype=str(header.get("dtype")),
         shape=tuple(map(int, header.get("shape", ()))),
         size=whole_number(end - begin),
         layer=layer,
-        aside=is_beyond or bool(_ASIDE.search(name)),
+        aside=is_beyond or bool(re.search(_ASIDE, name)),
     )
 
 
@@ -180,7 +180,7 @@ def _read_headers(folder: Path) -> Fields:
     headers: Fields = {}
     rest = _LONGEST_HEADERS
     for path in paths:
-        count = _FILE_COUNT.search(path.name)
+        count = re.search(_FILE_COUNT, path.name)
         if count and int(count[1]) != len(paths):
             raise ValueError("a file is still to be downloaded")
 

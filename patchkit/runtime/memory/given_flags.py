@@ -12,7 +12,7 @@ from patchkit.runtime.rules.presets import DRAFTING
 _NUMBERS = (LENGTH, SEQUENCES, BATCH, CACHE_BYTES, TENSOR_PARTS, LAYER_PARTS)
 _SHORT = {"-tp": TENSOR_PARTS, "-pp": LAYER_PARTS}
 _NUMBER = re.compile(r"([0-9]{1,15})(\.[0-9]{1,15})?([kmgt]?)", re.IGNORECASE)
-_SHARE = re.compile(r"0?\.[0-9]{1,15}|1(\.0*)?")
+_SHARE = r"0?\.[0-9]{1,15}|1(\.0*)?"
 _UNITS = " kmgt"
 
 
@@ -46,7 +46,7 @@ def _plain_value(name: str, value: str) -> str | None:
     """Return the value of a flag in its plain form, None if vLLM does not take it."""
     if name in _NUMBERS:
         return _plain_number(value)
-    if name == SHARE and not _SHARE.fullmatch(value):
+    if name == SHARE and not re.fullmatch(_SHARE, value):
         return None
     if name == DRAFTING and not _is_table(value):
         return None

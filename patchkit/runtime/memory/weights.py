@@ -27,14 +27,14 @@ _UNITS = {"b": 10**9, "t": 10**12}
 
 # 122B in Qwen3.5-122B-A10B. It does not match A10B (the parameters read for a token), nor 8x7B
 # (whose experts share layers, so that the product would be too large).
-_PARAMETERS = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])")
-_BITS = re.compile(r"(\d+(?:\.\d+)?)(?:bit|bpw)")
-_WORDS = re.compile(r"[a-z0-9]+")
+_PARAMETERS = r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bt])(?![a-z0-9])"
+_BITS = r"(\d+(?:\.\d+)?)(?:bit|bpw)"
+_WORDS = r"[a-z0-9]+"
 
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|output|head)\.")
-_DRAFTING_PART = re.compile(r"(?:^|\.)mtp\w*\.")
-_KEYS_AND_VALUES = re.compile(r"\.[kv]_proj\.")
-_NEVER_LOADED = re.compile(r"rotary_emb\.|inv_freq")
+_DRAFTING_PART = r"(?:^|\.)mtp\w*\."
+_KEYS_AND_VALUES = r"\.[kv]_proj\."
+_NEVER_LOADED = r"rotary_emb\.|inv_freq"
 _PLAIN_BYTES = 2
 
 
@@ -77,7 +77,9 @@ def find_weights(
 def _weigh_name(model: str, quantization: str) -> Weights | None:
     """Return the least size that a model with this name can have, None if the name tells none."""
     name = model.rstrip("/").rpartition("/")[2].lower()
-    sizes = [float(number) * _UNITS[unit] for number, unit in _PARAMETERS.findall(name)]
+    sizes = [
+        float(number) * _UNITS[unit] for number, unit in re.findall(_PARAMETERS, name)
+    ]
     if not sizes:
         return None
 
@@ -85,9 +87,9 @@ def _weigh_name(model: str, quantization: str) -> Weights | None:
     # distilled from. The smallest number is safe for a lower bound.
     parameters = min(sizes)
     size_rules = load_budget().size
-    words = [*_WORDS.findall(name), quantization]
+    words = [*re.findall(_WORDS, name), quantization]
     known_bits = [size_rules.bits[word] for word in words if word in size_rules.bits]
-    known_bits += map(float, _BITS.findall(name))
+    known_bits += map(float, re.findall(_BITS, name))
     bits = min(known_bits, default=size_rules.least_bits)
 
     return Weights(
@@ -156,12 +158,12 @@ def _loaded_tensors(checkpoint: Checkpoint, flags: Values) -> Iterator[Tensor]:
 
     for tensor in checkpoint.tensors:
         is_second_table = is_tied and _HEAD.search(tensor.name)
-        if not is_second_table and not _NEVER_LOADED.search(tensor.name):
+        if not is_second_table and not re.search(_NEVER_LOADED, tensor.name):
             yield tensor
 
     takes_images = "--language-model-only" not in flags
     for tensor in checkpoint.aside:
-        is_drafting = tensor.layer is not None or _DRAFTING_PART.search(tensor.name)
+        is_drafting = tensor.layer is not None or re.search(_DRAFTING_PART, tensor.name)
         # A drafting part takes over the embeddings and the head of the model.
         is_shared = EMBEDDINGS.search(tensor.name) or _HEAD.search(tensor.name)
         is_used_draft = is_drafting and drafts_itself and not is_shared
@@ -181,7 +183,7 @@ def _count_parts(tensor: Tensor, tensor_parts: int, heads: int) -> int:
     """Return into how many parts the ranks divide a tensor; ``heads`` are those of keys."""
     if any(re.search(pattern, tensor.name) for pattern in load_budget().whole):
         return 1
-    if _KEYS_AND_VALUES.search(tensor.name):
+    if re.search(_KEYS_AND_VALUES, tensor.name):
         return min(tensor_parts, heads)
     return tensor_parts
 

@@ -26,8 +26,8 @@ from patchkit.runtime.python.distributions import (
 )
 from patchkit.runtime.rules.releases import release
 
-_PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
-_VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
+_PIN = r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)"
+_VERSION = rb"NCCL version (\d[\w.]*\+cuda[\d.]+)"
 
 
 @frozen
@@ -105,7 +105,7 @@ def _read_pin(facts: startup.InterpreterFacts) -> str:
     """Return the NCCL that torch's METADATA requires, ``nvidia-nccl-cu13==2.28.9``, or ""."""
     for home in find_distributions(facts.path).get("torch", ())[:1]:
         for requirement in read_headers(home, "Requires-Dist"):
-            if pin := _PIN.match(requirement):
+            if pin := re.match(_PIN, requirement):
                 return f"{pin['project']}=={pin['version']}"
 
     return ""
@@ -122,7 +122,7 @@ def nccl_version(place: Path) -> str:
         place.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        if match := _VERSION.search(data):
+        if match := re.search(_VERSION, data):
             return match[1].decode()
 
     return ""

@@ -28,12 +28,10 @@ _OF_TORCH = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.pa
 # The first of its own libraries that torch loads.
 _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A line of ldd. A library that was found in the current folder has a name, and no path.
-_RESOLVED = re.compile(r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)")
-_ORIGIN = re.compile(r"\$ORIGIN|\$\{ORIGIN\}")
+_RESOLVED = r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)"
+_ORIGIN = r"\$ORIGIN|\$\{ORIGIN\}"
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
-_ROW = re.compile(
-    r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']"""
-)
+_ROW = r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']"""
 # Search for the call: a torch that does not preload may still define the function.
 _CALL = re.compile(r"^\s+_preload_cuda_deps\(\)", re.MULTILINE)
 _SCRIPT = Path(__file__).with_name("interpreter_facts.py")
@@ -160,7 +158,7 @@ class SimulatedProcess:
         output = process.attempt("ldd", user, env=self.environment).output
 
         for line in output.splitlines():
-            match = _RESOLVED.fullmatch(line)
+            match = re.fullmatch(_RESOLVED, line)
             if match and match["name"] == name:
                 return match["path"] or name
 
@@ -182,7 +180,7 @@ class SimulatedProcess:
         folder = os.path.realpath(Path(place).parent)
         for reason, folders in folders_by_reason.items():
             for entry in folders:
-                searched = _ORIGIN.sub(lambda _match: origin, entry)
+                searched = re.sub(_ORIGIN, lambda _match: origin, entry)
                 if os.path.realpath(searched) == folder:
                     return reason
 
@@ -293,7 +291,7 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
         return None
 
     major = cuda.partition(".")[0]
-    for row in _ROW.finditer(text):
+    for row in re.finditer(_ROW, text):
         folder = row["folder"]
         places = (f"nvidia/{folder}", f"nvidia/cu{major}", folder)
         patterns = (

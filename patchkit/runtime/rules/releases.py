@@ -24,8 +24,8 @@ from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.vllm_names import variable_readers
 
 _HOME = RECIPES / "env"
-_RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
-_BOUND = re.compile(r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*")
+_RELEASE = r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])"
+_BOUND = r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*"
 LONGEST = 100  # characters of a version; int() refuses thousands of digits
 _COMPARISONS = {
     ">=": operator.ge,
@@ -43,7 +43,7 @@ def release(version: str) -> tuple[int, ...]:
 
     Zeros at the end are left out. Raises UsageError if the text is no version.
     """
-    match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
+    match = re.match(_RELEASE, version.strip()) if len(version) <= LONGEST else None
 
     if match is None:
         raise UsageError(f"{version!r} is not a version", hint="write it as 0.33.0")
@@ -59,7 +59,7 @@ def within(version: str, bounds: str) -> bool:
     """
     numbers = release(version)
     for bound in filter(str.strip, bounds.split(",")):
-        match = _BOUND.fullmatch(bound)
+        match = re.fullmatch(_BOUND, bound)
         if match is None:
             what = f"{bound.strip()!r} is not a bound"
             raise UsageError(what, hint="write bounds as >=0.24,<0.33")

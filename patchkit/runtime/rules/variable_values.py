@@ -31,7 +31,7 @@ ADDRESSES = (
 _HOST_NAMES = {"MASTER_ADDR"}  # variables that may also hold a host's name
 _NO_ADDRESS = "no IP address"
 # Numbers that C's strtoll reads with base 0, but octal ones, which nobody writes.
-_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")
+_NUMBER = r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})"
 _LONGEST = 200  # characters of a placeholder; on long texts the patterns would be slow
 
 
@@ -118,7 +118,7 @@ def _check_by_table(name: str, value: str) -> Iterator[ValueProblem]:
 
 def read_nccl_number(value: str) -> int | None:
     """Return the number that NCCL reads from a text, None if it is no number."""
-    if not _NUMBER.fullmatch(value):
+    if not re.fullmatch(_NUMBER, value):
         return None
 
     return int(value, 16 if "x" in value.lower() else 10)

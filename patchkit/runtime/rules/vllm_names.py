@@ -18,7 +18,7 @@ from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.reading import LARGEST_IN_TREE, parse_python, read_bytes
 
 _DICT = "environment_variables"
-_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+_FLAG = r"--?[A-Za-z][\w-]*"
 # The functions that declare flags as literals, and the classes whose fields are flags.
 _FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
 _CLASSES = ("BaseFrontendArgs", "FrontendArgs")
@@ -122,7 +122,7 @@ def _declared_flags(tree: ast.Module) -> Iterator[str]:
                 # Literals anywhere in the function: some flags stand in a list for a loop.
                 for part in ast.walk(node):
                     match part:
-                        case ast.Constant(value=str(text)) if _FLAG.fullmatch(text):
+                        case ast.Constant(value=str(text)) if re.fullmatch(_FLAG, text):
                             yield text
             case ast.ClassDef(name=name) if name in _CLASSES:
                 for part in node.body:

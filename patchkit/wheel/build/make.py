@@ -31,12 +31,12 @@ _PASSED_ON = (
     "CCACHE_DISABLE",
 )
 _PLANNED = "planned"  # a file that exists once NCCL's sources are generated
-_COMPILING = re.compile(r"^Compiling\s")
-_NINJA = re.compile(r" *\[(\d+)/(\d+)\] ")
+_COMPILING = r"^Compiling\s"
+_NINJA = r" *\[(\d+)/(\d+)\] "
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
-_OUT_OF_MEMORY = re.compile(r"Killed|terminated by signal 9")
+_OUT_OF_MEMORY = r"Killed|terminated by signal 9"
 # The folder of Debian and Ubuntu in which gcc, g++ and others are links to ccache.
 _CCACHE_COMPILERS = "/usr/lib/ccache"
 
@@ -157,9 +157,9 @@ def run_build(
 def _read_step(line: str, done: int, objects: int | None) -> tuple[int, int] | None:
     """Return (steps done, all steps) if a line of the output counts a step, else None."""
     if objects is None:
-        step = _NINJA.match(line)  # [12/105]
+        step = re.match(_NINJA, line)  # [12/105]
         return (int(step[1]), int(step[2])) if step else None
-    if _COMPILING.match(line):
+    if re.match(_COMPILING, line):
         return min(done + 1, objects), max(objects, 1)
     return None
 
@@ -175,7 +175,7 @@ def _build_error(ended: Completed, log: Path) -> BuildError:
     # Not every tool says that the disk is full.
     if is_full(log):
         error.why = f"the disk of {log.parent} is full"
-    if _OUT_OF_MEMORY.search(ended.output):
+    if re.search(_OUT_OF_MEMORY, ended.output):
         error.why = "the system ran out of memory, and ended a compiler"
         error.hint = f"use fewer --jobs; {error.hint}"
     return error

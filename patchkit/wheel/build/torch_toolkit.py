@@ -29,7 +29,7 @@ from patchkit.source.archive import Progress
 from patchkit.wheel.build.requirements import for_machine, install_locked, made_once
 from patchkit.wheel.build.toolchain import CROSS, Toolchain
 
-_VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
+_VERSIONED = r"(?P<name>lib[^/]+?\.so)\.\d+"
 _STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY of cuda.h
 # The names of calls in cuda.h, in declarations and in the values of #define: cuMemAlloc_v2.
 _DRIVER_CALL = re.compile(
@@ -47,7 +47,7 @@ def _link_files(folder: Path, *sources: Path) -> None:
         for entry in sorted(source.iterdir()):
             names = [entry.name]
             # A linker looks for libfoo.so, a program for libfoo.so.13.
-            if match := _VERSIONED.fullmatch(entry.name):
+            if match := re.fullmatch(_VERSIONED, entry.name):
                 names.append(match["name"])
 
             for link in (folder / name for name in names):

@@ -368,10 +368,10 @@ def missed(
 
 
 # In nvcc's option -gencode arch=compute_121a,code=sm_121a. It can also be a list.
-_CODE = re.compile(r"code=(\S+)")
-_CODE_NAME = re.compile(r"\b(?:sm|compute)_\d{2,4}[af]?\b")
+_CODE = r"code=(\S+)"
+_CODE_NAME = r"\b(?:sm|compute)_\d{2,4}[af]?\b"
 # CMake puts the objects of a library into CMakeFiles/LIBRARY.dir/.
-_LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
+_LIBRARY = r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/"
 
 
 @positional
@@ -406,11 +406,11 @@ def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
         if path.suffix != ".cu":
             continue
 
-        library = _LIBRARY.search(command)
+        library = re.search(_LIBRARY, command)
         if library is None:
             raise BuildError(f"{path}: CMake does not say which library it is for")
         name = path.relative_to(source) if path.is_relative_to(source) else path
-        codes = _CODE_NAME.findall(" ".join(_CODE.findall(command)))
+        codes = re.findall(_CODE_NAME, " ".join(re.findall(_CODE, command)))
         # Without an arch, nvcc compiles to codes that are the same in every toolkit.
         names = frozenset(codes or toolkits()[0].default_codes)
         sources.append(CudaSource(str(name), library[1], names))

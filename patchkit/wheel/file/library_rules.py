@@ -16,7 +16,7 @@ from patchkit.records import RECIPES, read_toml
 _FILE = re.compile(
     r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?"
 )
-_PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
+_PEP600 = r"manylinux_(\d+)_(\d+)_\w+"
 
 
 @frozen
@@ -105,7 +105,7 @@ class LibraryRules:
         """
         versions = []
         for part in parse_tag(tag):
-            if match := _PEP600.fullmatch(part.platform):
+            if match := re.fullmatch(_PEP600, part.platform):
                 versions.append(f"{match[1]}.{match[2]}")
             else:
                 legacy = part.platform.partition("_")[0]

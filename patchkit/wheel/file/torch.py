@@ -16,7 +16,7 @@ from patchkit.frozen import frozen, positional
 from patchkit.process import ask
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
-_LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # the label of 2.11.0+cu130
+_LABEL = r"cu(?P<major>\d{2})\d?(?:\.|$)"  # the label of 2.11.0+cu130
 _NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")  # a project: nvidia-nccl-cu13
 _CUDA = ("nvidia-", "cuda-")
 _ASK = """\
@@ -72,7 +72,7 @@ def _named_cuda(version: Version, names: Iterable[str]) -> int:
 
     Return 0 if neither names one.
     """
-    if label := _LABEL.match(version.local or ""):
+    if label := re.match(_LABEL, version.local or ""):
         return int(label["major"])
 
     matches = filter(None, map(_NAMED.fullmatch, names))

@@ -47,7 +47,7 @@ FACTS = "patchkit.json"
 Facts = dict[str, Any]
 """A JSON object in which patchkit states how it made the wheel."""
 
-_FACTS_PATH = re.compile(rf"[^/]*\.dist-info/{re.escape(FACTS)}")
+_FACTS_PATH = rf"[^/]*\.dist-info/{re.escape(FACTS)}"
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
 # In elf.h: ET_EXEC, ET_DYN (e_type), EM_CUDA (e_machine).
 _PROGRAM = 2
@@ -179,7 +179,7 @@ class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
 
         Raises SourceError if the file is not a JSON object.
         """
-        paths = [path for path in self.members if _FACTS_PATH.fullmatch(path)]
+        paths = [path for path in self.members if re.fullmatch(_FACTS_PATH, path)]
         if len(paths) != 1:
             return {}
 
@@ -348,7 +348,7 @@ def record_digest(chunks: Iterable[bytes]) -> str:
     return f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
 
 
-_CHARACTERS = re.compile(r"[\w.+!-]+")
+_CHARACTERS = r"[\w.+!-]+"
 
 
 class WheelName(str):
@@ -367,7 +367,7 @@ class WheelName(str):
 
     def __new__(cls, text: str) -> Self:
         try:
-            if not _CHARACTERS.fullmatch(text):
+            if not re.fullmatch(_CHARACTERS, text):
                 raise InvalidWheelFilename(
                     "a character that file names of wheels do not have"
                 )

@@ -38,12 +38,8 @@ _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _FORMAT = 4  # of a result; to be raised if the same PTX gives other bytes
 # The options that are passed on: they change only the code. They come from a file that somebody
 # else made, and other options could read or write files.
-_SWITCHES = re.compile(
-    r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)"
-)
-_VALUES = re.compile(
-    r"--?(maxrregcount|dlcm|dscm|def-(load|store)-cache|fmad|opt-level)"
-)
+_SWITCHES = r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)"
+_VALUES = r"--?(maxrregcount|dlcm|dscm|def-(load|store)-cache|fmad|opt-level)"
 
 
 _PAIR = struct.Struct("<II")
@@ -336,9 +332,11 @@ def _checked_options(options: Iterable[str]) -> Iterator[str]:
     """Yield the options of a compiler as words for ptxas. Raises BuildError for an unknown one."""
     words = iter(options)
     for word in words:
-        if _SWITCHES.fullmatch(word):
+        if re.fullmatch(_SWITCHES, word):
             yield word
-        elif _VALUES.fullmatch(word) and re.fullmatch(r"\w+", value := next(words, "")):
+        elif re.fullmatch(_VALUES, word) and re.fullmatch(
+            r"\w+", value := next(words, "")
+        ):
             yield f"{word}={value}"
         else:
             raise BuildError(

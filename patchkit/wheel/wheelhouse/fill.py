@@ -66,8 +66,8 @@ from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
 if TYPE_CHECKING:
     from requests import Session
 
-_PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
-_OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
+_PYTHON = r"3\.\d{1,2}(\.\d{1,2})?"
+_OF_TORCH = r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+"
 
 
 @frozen
@@ -112,7 +112,7 @@ def node_platform(house: Path, python: str | None) -> NodePlatform:
             hint="keep a wheelhouse for each CPU",
         )
 
-    if python and not _PYTHON.fullmatch(python):
+    if python and not re.fullmatch(_PYTHON, python):
         raise UsageError(
             f"--python-version takes a version such as 3.12, not {python!r}"
         )
@@ -408,7 +408,9 @@ def _find_torch(
 
     # The chosen projects that only torch requires, and not vLLM: they show that torch is for CUDA.
     requires = [
-        other.name.pinned for other in chosen if _OF_TORCH.fullmatch(other.name.project)
+        other.name.pinned
+        for other in chosen
+        if re.fullmatch(_OF_TORCH, other.name.project)
     ]
 
     members = None

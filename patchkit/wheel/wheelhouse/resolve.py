@@ -33,7 +33,7 @@ from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
 _UV = read_toml(Fields, RECIPES / "wheel" / "uv.toml")
 # The frame that uv draws in front of each line of an error, and the labels "error: ", "cause: ".
-_FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
+_FRAME = r"^[^\w`]*(?:(?:error|cause): )?"
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 _SHOWN = 12  # lines of uv's output that an error message shows
 
@@ -139,7 +139,7 @@ def _uv_error(
     """
     lines = []
     for line in output.splitlines():
-        shown = _FRAME.sub("", _PASSWORD.sub("", line))
+        shown = re.sub(_FRAME, "", _PASSWORD.sub("", line))
         if shown and not line.startswith("warning:"):
             lines.append(shown)
     why = "\n        ".join(lines[:_SHOWN])
@@ -162,7 +162,7 @@ def _uv_error(
     )
 
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256 = r"[0-9a-f]{64}"
 
 
 @frozen
@@ -295,7 +295,7 @@ def _locked_wheel(file: Fields, node: NodePlatform) -> LockedWheel | None:
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
     sha256 = file.get("hashes", {}).get("sha256", "")
 
-    if not filename.endswith(".whl") or not _SHA256.fullmatch(sha256):
+    if not filename.endswith(".whl") or not re.fullmatch(_SHA256, sha256):
         return None
     return LockedWheel(
         name=WheelName(filename),

@@ -66,8 +66,8 @@ _LEFT_OUT = """\
 """
 
 _ENTRY = "scaled_mm_entry.cu"
-_BRANCH = re.compile(r"if \((version_num [^)]*)\) \{[^}]*?(cutlass_\w+)\(")
-_COMPARED = re.compile(r"version_num (==|>=|<) (\d+)")
+_BRANCH = r"if \((version_num [^)]*)\) \{[^}]*?(cutlass_\w+)\("
+_COMPARED = r"version_num (==|>=|<) (\d+)"
 _COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 
 
@@ -172,8 +172,8 @@ def dispatched(
         elif all(conditions):
             compiled.append(line)
 
-    for condition, function in _BRANCH.findall("\n".join(compiled)):
-        comparisons = _COMPARED.findall(condition)
+    for condition, function in re.findall(_BRANCH, "\n".join(compiled)):
+        comparisons = re.findall(_COMPARED, condition)
         if all(_COMPARE[sign](version, int(n)) for sign, n in comparisons):
             return str(function)
     return ""

@@ -25,9 +25,7 @@ _FOLDER = "vllm/model_executor/layers/fused_moe/configs"
 _SETUP = "setup.py"
 _PACKAGED = "model_executor/layers/fused_moe/configs/*.json"
 _TOLERANT = 'tuned_config.pop("triton_version"'
-_KEY = re.compile(
-    r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
-)
+_KEY = r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 # How each release names a file, so that a file here has the name that it looks for.
 _NAMING = (
     "E={E},N={N},device_name={device_name}{dtype_selector}{block_shape_selector}.json"
@@ -47,7 +45,7 @@ class Config:
     @property
     def key(self) -> list[int | str | None]:
         """experts, N, dtype, block shape: what a file is named after."""
-        match = _KEY.fullmatch(self.file)
+        match = re.fullmatch(_KEY, self.file)
         assert match is not None
         experts, n, dtype, *block = match.groups()
         return [int(experts), int(n), dtype, *map(int, filter(None, block))]
