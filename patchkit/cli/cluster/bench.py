@@ -16,7 +16,6 @@ from patchkit.cli.render import (
     options_of,
     rendered,
 )
-from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer
 from patchkit.cluster.bench.figures import (
     ENOUGH,
     MAIN,
@@ -26,6 +25,8 @@ from patchkit.cluster.bench.figures import (
     read_series,
 )
 from patchkit.cluster.bench.rounds import (
+    BenchLoad,
+    MeasuredServer,
     bench_python,
     measure_rounds,
     server_of,

@@ -10,12 +10,18 @@ import click
 from patchkit.apply import Draft, drafted, finish, plan_for, revert
 from patchkit.cli.options import (
     Selection,
+    diff_blocks,
     folder_options,
     located,
     opened,
     optional_source_options,
+    proof_lines,
     request_options,
     source_options,
+    tree_blocks,
+    verdict_fields,
+    verdict_lines,
+    verdict_notes,
     vllm_options,
 )
 from patchkit.cli.out import (
@@ -28,14 +34,6 @@ from patchkit.cli.out import (
     style,
     table,
     tell,
-)
-from patchkit.cli.patch.verdict_view import (
-    diff_blocks,
-    proof_lines,
-    tree_blocks,
-    verdict_fields,
-    verdict_lines,
-    verdict_notes,
 )
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (

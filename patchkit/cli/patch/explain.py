@@ -9,8 +9,8 @@ from math import log
 
 import click
 
+from patchkit.cli.options import diff_blocks
 from patchkit.cli.out import bold, dim, record_fields
-from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit

@@ -12,7 +12,10 @@ import click
 from patchkit.cli.options import (
     Selection,
     choose_sandbox,
+    proof_lines,
     request_options,
+    verdict_fields,
+    verdict_lines,
 )
 from patchkit.cli.out import (
     Shown,
@@ -22,7 +25,6 @@ from patchkit.cli.out import (
     record_fields,
     tell,
 )
-from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,

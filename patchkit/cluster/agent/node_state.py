@@ -25,8 +25,13 @@ from patchkit.cluster.agent.processes import (
     read_processes,
     strangers,
 )
-from patchkit.cluster.agent.unit_journal import read_journal
-from patchkit.cluster.agent.unit_state import OFF, RUNNING, UnitState, unit_states
+from patchkit.cluster.agent.unit_state import (
+    OFF,
+    RUNNING,
+    UnitState,
+    read_journal,
+    unit_states,
+)
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.foreign import clock_text, positive_number, read_json

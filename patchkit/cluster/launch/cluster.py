@@ -18,8 +18,12 @@ from patchkit.cluster.agent import node_facts, node_files, node_state
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_journal import JournalLine, NodeLine, read_units
-from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.agent.unit_state import (
+    JournalLine,
+    NodeLine,
+    UnitState,
+    read_units,
+)
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error, ssh_command

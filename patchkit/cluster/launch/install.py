@@ -12,10 +12,14 @@ from pathlib import Path
 from types import NoneType
 
 import patchkit
-from patchkit.cluster.agent import image_facts, images, installation
+from patchkit.cluster.agent import image_facts, installation
 from patchkit.cluster.agent.image_facts import ImageContents, ImageFacts
-from patchkit.cluster.agent.images import BuiltImage
-from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
+from patchkit.cluster.agent.installation import (
+    BuiltImage,
+    InstalledVenv,
+    InstallState,
+    WheelLock,
+)
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterNode, ServeChoices
 from patchkit.cluster.launch.survey import image_finding
@@ -282,7 +286,7 @@ def _pull_image(
     image = node.follow(
         ImageFacts,
         report(f"{node.destination}: pulling"),
-        images.pull_image,
+        installation.pull_image,
         **cluster.serve.image_asked,
         reference=reference,
     )
@@ -328,7 +332,7 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     def tag(brought: BroughtImage) -> None:
         Remote(brought.node).call(
             NoneType,
-            images.tag_image,
+            installation.tag_image,
             engine=serve.engine,
             image=brought.image.digits,
             tag=serve.local_image,
@@ -375,7 +379,7 @@ def _copy_image(
     bar = report(f"{source.destination}: saving")
     archive = Path(
         source.follow(
-            str, bar, images.save_image, engine=engine, image=image, size=size
+            str, bar, installation.save_image, engine=engine, image=image, size=size
         )
     )
 
@@ -390,7 +394,7 @@ def _copy_image(
         node = Remote(member.ssh)
         folder = node.call(
             str,
-            images.make_image_room,
+            installation.make_image_room,
             engine=engine,
             root=before.storage.folder,
             size=size,
@@ -409,7 +413,7 @@ def _copy_image(
         loaded = node.follow(
             ImageFacts,
             report(f"{member.ssh}: loading"),
-            images.load_image,
+            installation.load_image,
             engine=engine,
             archive=f"{folder}/{archive.name}",
             image=image,
@@ -517,7 +521,7 @@ def _build_layer(
     engine = cluster.serve.engine
     folder = head.call(
         str,
-        images.make_image_room,
+        installation.make_image_room,
         engine=engine,
         root=image.storage.folder,
         size=2 * archive.stat().st_size,
@@ -536,7 +540,7 @@ def _build_layer(
     return head.follow(
         BuiltImage,
         bar,
-        images.build_layer,
+        installation.build_layer,
         engine=engine,
         kit=f"{folder}/{archive.name}",
         label=layer_id,

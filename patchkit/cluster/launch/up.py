@@ -9,8 +9,7 @@ from types import NoneType
 from patchkit.cluster.agent import node_state, unit_state
 from patchkit.cluster.agent.judge import ANSWERS
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_journal import JournalLine, NodeLine
-from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.agent.unit_state import JournalLine, NodeLine, UnitState
 from patchkit.cluster.launch.cluster import (
     Cluster,
     check_stopped,

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from patchkit import __version__, cli
 from patchkit.cli import out
 from patchkit.cli import progress as progress_module
-from patchkit.cli.patch.verdict_view import diff_blocks
+from patchkit.cli.options import diff_blocks
 from patchkit.cli.progress import PERIOD, progress
 from patchkit.cli.render import Data, finding_blocks, finding_lines
 from patchkit.errors import UsageError

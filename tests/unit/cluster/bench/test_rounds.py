@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.bench.benchmark import BenchLoad, MeasuredServer, run_benchmark
 from patchkit.cluster.bench.figures import result_file
 from patchkit.cluster.bench.rounds import (
+    BenchLoad,
+    MeasuredServer,
     bench_python,
     describe_conditions,
     measure_rounds,
+    run_benchmark,
     server_of,
 )
 from patchkit.cluster.launch.cluster import Cluster
