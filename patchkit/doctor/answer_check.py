@@ -9,7 +9,7 @@ from types import NoneType
 
 from patchkit.cluster.agent.fingerprint import keep_fingerprint
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.cluster.openai.server_answers import ModelAnswers, ask_model
 from patchkit.cluster.ssh.ssh import unchecked
 from patchkit.doctor.answers import (
     TEXTS,

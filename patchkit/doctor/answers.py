@@ -11,7 +11,7 @@ from operator import eq, sub
 
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start
 from patchkit.cluster.agent.group_script import NOT_HERE
-from patchkit.cluster.openai.model_answers import ModelAnswers, Reply
+from patchkit.cluster.openai.server_answers import ModelAnswers, Reply
 from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted

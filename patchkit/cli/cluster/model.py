@@ -38,8 +38,13 @@ from patchkit.cli.render import (
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.pinning import pin_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
-from patchkit.cluster.models.model_check import ModelCheck, check_model, require_record
-from patchkit.cluster.models.model_files import SHORT, split_revision
+from patchkit.cluster.models.model_files import (
+    SHORT,
+    ModelCheck,
+    check_model,
+    require_record,
+    split_revision,
+)
 from patchkit.cluster.models.sync import (
     ModelNode,
     find_holders,

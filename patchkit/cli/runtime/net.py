@@ -43,10 +43,10 @@ from patchkit.cluster.net.addressing import (
 )
 from patchkit.cluster.net.checks import (
     choose_checked_cages,
+    measure_network,
     plan_remarks,
     verify_network,
 )
-from patchkit.cluster.net.measure import measure_network
 from patchkit.cluster.net.netplan_file import (
     OURS,
     PlanInputs,

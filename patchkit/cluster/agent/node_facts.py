@@ -19,8 +19,13 @@ from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
 from patchkit.cluster.agent.memory_record import has_unified_groups
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
-from patchkit.cluster.models.model_check import list_files, quick_check
-from patchkit.cluster.models.model_files import is_loaded, is_safetensors, read_record
+from patchkit.cluster.models.model_files import (
+    is_loaded,
+    is_safetensors,
+    list_files,
+    quick_check,
+    read_record,
+)
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchkit import process
-from patchkit.cluster.models.model_check import HASH, Checking, check_model
 from patchkit.cluster.models.model_files import (
     CACHE,
+    HASH,
+    Checking,
     ModelFolder,
     ModelRecord,
+    check_model,
     choose_files,
     file_size,
     models_folder,

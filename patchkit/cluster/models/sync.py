@@ -11,25 +11,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from patchkit.cluster.models.model_check import (
-    HASH,
-    Checking,
-    ModelCheck,
-    check_model,
-    hash_findings,
-    held_models,
-    quick_check,
-    require_record,
-)
 from patchkit.cluster.models.model_files import (
+    HASH,
     SHORT,
+    Checking,
     FileName,
+    ModelCheck,
     ModelFile,
     ModelRecord,
+    check_model,
     file_size,
     folder_of,
+    hash_findings,
+    held_models,
     models_folder,
+    quick_check,
     read_record,
+    require_record,
     require_room,
     write_record,
 )

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.proofs import answers_proof as proof
-from patchkit.cluster.openai.model_answers import ask_model
+from patchkit.cluster.openai.server_answers import ask_model
 from tools.markdown import replaced
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"

@@ -29,8 +29,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from patchkit.cluster.openai import model_answers
-from patchkit.cluster.openai.model_answers import ModelAnswers, ask_model
+from patchkit.cluster.openai import server_answers
+from patchkit.cluster.openai.server_answers import ModelAnswers, ask_model
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.doctor.answers import (
     AnswerCase,
@@ -396,7 +396,7 @@ def leave_needles_out(work: Path) -> None:
     before, needles = text.split("# The numbers stand", 1)
     path = work / "questions.toml"
     path.write_text(before + needles[needles.index("[filler]") :], encoding="utf-8")
-    model_answers._QUESTIONS = path
+    server_answers._QUESTIONS = path
 
 
 def write_wrong_template(model: Path) -> None:

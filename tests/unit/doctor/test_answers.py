@@ -12,14 +12,15 @@ from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.cluster.serve import _answered_blocks
 from patchkit.cluster.agent.fingerprint import keep_fingerprint, last_judgement
 from patchkit.cluster.launch.cluster_file import ServeChoices
-from patchkit.cluster.openai.model_answers import (
+from patchkit.cluster.openai.server_answers import (
+    FoundServer,
     ModelAnswers,
     _describe_start,
     _numbers,
     _read_template,
     ask_model,
+    server_at,
 )
-from patchkit.cluster.openai.server_answers import FoundServer, server_at
 from patchkit.cluster.ssh.answer import encoded
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.answer_check import check_answers

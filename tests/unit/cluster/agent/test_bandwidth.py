@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from patchkit.cluster.agent.bandwidth import has_tool, receive, transmit
-from patchkit.cluster.net.measure import judge_rate
+from patchkit.cluster.net.checks import judge_rate
 from patchkit.errors import HostError
 from support import write_files
 from support.needed import need

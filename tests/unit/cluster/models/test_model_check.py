@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.models.model_check import (
+from patchkit.cluster.models.model_files import (
+    RECORD,
     ModelCheck,
+    ModelFile,
+    ModelFolder,
     check_model,
     hash_findings,
     held_models,
     quick_check,
     require_record,
 )
-from patchkit.cluster.models.model_files import RECORD, ModelFile, ModelFolder
 from patchkit.cluster.ssh.node import Remote
 from support import write_files
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
