@@ -44,6 +44,7 @@ def receive(
     """
     with socket.create_server((address, 0), backlog=1) as listener:
         port = listener.getsockname()[1]
+
         if not device:
             yield port
             listener.settimeout(_PATIENCE)
@@ -114,6 +115,7 @@ def _take(connection: socket.socket, token: str, seconds: float) -> None:
 
         # With MSG_TRUNC the kernel drops the data, so that no time goes into a copy.
         room = bytearray(_PIECE)
+
         end = time.monotonic() + seconds + _PATIENCE
         received = 1
         while received and time.monotonic() < end:

@@ -123,11 +123,13 @@ class MemoryGuard:
         self._trigger = trigger
         self._reader = MemoryReader()
         self.name: str = settings["name"]
+
         self.floor: float = settings["floor"] * GIB
         self.mark = _MARK * self.floor  # KiB
         memory = settings.get("memory", _NO_PLAN)
         self.takes = (memory["takes"] - read_missing()) * GIB
         self.needs = max(self.takes, memory["free"] * GIB, self.mark)
+
         self.ended = False
         self._waits = True
         self._wait_ends = time.monotonic() + _LONGEST_WAIT  # or the turn, once taken
@@ -141,18 +143,22 @@ class MemoryGuard:
         self._turn_until = math.inf  # KiB: less is left once the rank has its memory
         boot = BOOT.read_text().strip()
         self._former_turn = read_turn(self.name)  # of a guard that was killed
+
         self._record = self._open_record("json")
         if not os.fstat(self._record).st_size:
             _try(put_record, self._record, b" ")  # a block: later the disk may be full
         self._figures = self._open_record(boot)
+
         with suppress(OSError):  # what is there is no file
             for former in recorded_boots(self.name)[:-_BOOTS]:
                 record_path(self.name, former).unlink()
+
         self._lines = collections.deque[str](maxlen=_LINES)
 
         self._inodes: dict[Path, int] = {}  # of groups that the trigger has
         # Where groups are or will be: that of the unit, which runs a program in a container.
         self._paths = {_read_group(os.getpid()).with_name(settings["unit"])}
+
         self._looks = collections.deque[ProcessSizes]()
         self._noted_at = 0.0
         self._effort = 0.0  # seconds of the last look at processes
@@ -184,13 +190,16 @@ class MemoryGuard:
         memory = self._reader.read()
         now = time.monotonic()
         self._find_groups()
+
         if self._waits:
             self._admit_rank()
         elif memory.left < self._turn_until or now > self._wait_ends:
             self._end_turn()
+
         # A little more ends the warning, so that it is not said again and again.
         mark = self.mark * (1.1 if self._status else 1)
         is_low = memory.left < mark
+
         pause = _SECOND if is_low and not self._waits else _SELDOM
         if now - self._noted_at >= max(pause, _SHARE * self._effort):
             self._noted_at = now
@@ -270,8 +279,10 @@ class MemoryGuard:
         now = time.monotonic()
         processes = [process for process in read_processes() if process.size]
         sizes = ProcessSizes(now, memory.left, processes)
+
         if memory.left >= self.mark or not self._looks:
             self._calm = sizes
+
         self._looks.append(sizes)
         while len(self._looks) > 2 and now - self._looks[1].at >= _SELDOM:
             self._looks.popleft()
@@ -354,6 +365,7 @@ class MemoryGuard:
             status = f"little memory: {self._describe(memory)}"
             if self._waits:
                 status = self._describe_wait(memory)
+
         if status and not self._status:
             _try(say, status)
         if status or self._status:
@@ -363,6 +375,7 @@ class MemoryGuard:
     def _note_figures(self, left: int, ending: str = "") -> None:
         """Add a line to the file of this boot, in which only the last ones are kept."""
         self._lines.append(f"{time.time():.0f} {left >> 10}{ending}\n")
+
         text = "".join(self._lines)
         if self._turn_until < math.inf:
             text = f"turn={self._turn_until:.0f},{self._wait_ends:.0f}\n{text}"

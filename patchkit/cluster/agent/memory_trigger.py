@@ -54,12 +54,14 @@ class MemoryReader:
     def __init__(self) -> None:
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
         self._meminfo_text = bytearray(mmap.PAGESIZE)
+
         self._pressure_text = bytearray(mmap.PAGESIZE)
         self._pressure = os.memfd_create("none")
         with suppress(OSError):  # a kernel without it, or with psi=0
             pressure = os.open(_PRESSURE, os.O_RDONLY)
             os.pread(pressure, 1, 0)
             self._pressure = pressure
+
         self._pressure_at = 0.0  # seconds since the boot
         self._waited = 0.0
         self._stall = 0.0
@@ -73,6 +75,7 @@ class MemoryReader:
         os.preadv(self._pressure, [self._pressure_text], 0)
         if waited := _WAITED.search(self._pressure_text):
             self._add_stall(int(waited[1]) / 1e6)
+
         has_stalled = self._stall >= _LONGEST_STALL
         return MemoryLeft(
             left=int(left[1]),
@@ -88,6 +91,7 @@ class MemoryReader:
         allowance = _STALL_SHARE * (now - self._pressure_at)
         stall = self._stall + waited - self._waited - allowance
         self._stall = min(max(stall, 0.0), _LONGEST_STALL)
+
         self._pressure_at = now
         self._waited = waited
 
@@ -194,9 +198,11 @@ class Trigger:
         A group that was ended at once is left alone: systemd's programs for the end run in it.
         """
         living = [group for group in self._groups if group.read_members()]
+
         is_new = any(group.ended is None for group in living)
         for group in living:
             group.ended = group.ended or group.end()
+
         if is_new:
             refused = [pid for group in living for pid in group.refused]
             figures = (memory.left, memory.is_stalled, *refused[:_MOST_REFUSED])

@@ -282,6 +282,7 @@ def begin_group(name: str) -> str:
     """
     now = f"@{time.time():.6f}"
     unit = f"patchkit-{name}.service"
+
     # A start by a person does not count with earlier failures towards systemd's limit.
     run_for_user("systemctl", "reset-failed", unit)
     run_for_user("systemctl", "enable", "--quiet", unit, check=True)
