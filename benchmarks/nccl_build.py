@@ -26,7 +26,7 @@ from rich.table import Table
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.patching.fix import Request
 from patchkit.source.archive import unpack
-from patchkit.source.origin import find_origin
+from patchkit.source.resolve import find_origin
 from patchkit.target import targets, toolkits
 from patchkit.wheel.build.machine import jobs_for
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder

@@ -21,14 +21,16 @@ from patchkit.patching.commit import (
     commit_texts,
 )
 from patchkit.patching.fix import Request
-from patchkit.patching.ledger import Ledger, LedgerRequest, today
 from patchkit.patching.plan import Plan, TextPairs, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import (
+    Ledger,
+    LedgerRequest,
     Workspace,
     known_verdicts,
     locked_workspace,
     read_workspace,
+    today,
 )
 from patchkit.proof.prove import prove
 from patchkit.source.detect import detect, record_path

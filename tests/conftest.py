@@ -24,8 +24,8 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
-from patchkit.source.origin import find_origin
 from patchkit.source.releases import read_lock
+from patchkit.source.resolve import find_origin
 from patchkit.target import targets
 from support.debian import keep_nccl
 from support.forking import ReadyPatchkit

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patchkit.runtime.rules.rule import Routes, describe_condition, describe_routes
-from patchkit.runtime.rules.variable_rules import Avoid, VariableRule, VariableRules
+from patchkit.runtime.rules.rule import (
+    Avoid,
+    Routes,
+    VariableRule,
+    VariableRules,
+    describe_condition,
+    describe_routes,
+)
 from tools.markdown import table
 
 MADE = (

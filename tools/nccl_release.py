@@ -27,8 +27,8 @@ from patchkit.recipes.nccl.build_files import gencodes, make_flags
 from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.origin import find_origin
 from patchkit.source.releases import RecipeFacts, load_facts
+from patchkit.source.resolve import find_origin
 from patchkit.target import targets
 from tools import run_program
 from tools.decisions import Decision, show

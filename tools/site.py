@@ -18,7 +18,7 @@ from pathlib import Path
 
 from patchkit.patching.recipe import load_recipes, load_support
 from patchkit.runtime.rules.presets import load_flag_rules, load_presets
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import load_variable_rules
 from tools import env_pages, serve_pages, symptom_pages
 from tools.catalogue import catalogue
 

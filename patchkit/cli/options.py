@@ -34,10 +34,9 @@ from patchkit.cli.render import (
 from patchkit.errors import UsageError
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.patching.fix import Request, Severity, State, Verdict
-from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.patching.user_patch import read_patches
-from patchkit.patching.workspace import Workspace, open_workspace
+from patchkit.patching.workspace import Ledger, LedgerRequest, Workspace, open_workspace
 from patchkit.records import read_toml
 from patchkit.source.detect import project_of
 from patchkit.source.project import example, projects

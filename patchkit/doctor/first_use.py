@@ -22,7 +22,7 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import plain_version
-from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
+from patchkit.runtime.rules.rule import CACHES, cache_variables
 from patchkit.target import (
     Load,
     best_load,

@@ -14,18 +14,18 @@ from patchkit.durable.paths import file_digest, place_of
 from patchkit.errors import translated
 from patchkit.frozen import Texts, frozen
 from patchkit.patching.fix import State, Verdict
-from patchkit.patching.ledger import (
+from patchkit.patching.plan import Plan, TextPairs
+from patchkit.patching.recipe import Recipe
+from patchkit.patching.workspace import (
     Ledger,
     LedgerRequest,
     LedgerVerdict,
+    Workspace,
     journal_of,
     ledger_path,
     original_path,
     today,
 )
-from patchkit.patching.plan import Plan, TextPairs
-from patchkit.patching.recipe import Recipe
-from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
 from patchkit.source.detect import record_path
 from patchkit.source.installed_record import rewrite_record

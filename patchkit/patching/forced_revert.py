@@ -9,7 +9,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.paths import file_digest, is_file, place_of
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.frozen import positional
-from patchkit.patching.ledger import journal_of, original_path, read_ledger
+from patchkit.patching.workspace import journal_of, original_path, read_ledger
 from patchkit.reading import LARGEST_IN_TREE
 from patchkit.source.detect import state_folder
 from patchkit.source.tree import SourceTree

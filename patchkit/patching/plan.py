@@ -12,8 +12,7 @@ from patchkit.edit.splice import Edit, Edits, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, MissingError, UsageError
 from patchkit.frozen import frozen
 from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
-from patchkit.patching.fix_file import explain_failure
-from patchkit.patching.recipe import Recipe
+from patchkit.patching.recipe import Recipe, explain_failure
 from patchkit.patching.user_patch import fixes_for
 from patchkit.source.releases import foreign_file
 from patchkit.source.tree import SourceTree

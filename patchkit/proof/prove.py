@@ -6,8 +6,8 @@ from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
 from patchkit.frozen import Texts
 from patchkit.patching.fix import Case, Fix, State
-from patchkit.patching.fix_file import explain_failure
 from patchkit.patching.plan import Plan, with_edits
+from patchkit.patching.recipe import explain_failure
 
 _PROVABLE = (State.APPLY, State.APPLIED)
 _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)

@@ -56,7 +56,6 @@ from patchkit.frozen import Fields
 from patchkit.patching.commit import Applied, mark_applied
 from patchkit.patching.fix import Fix, Request, State, Verdict
 from patchkit.patching.forced_revert import revert_by_force
-from patchkit.patching.ledger import read_ledger
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import (
     Recipe,
@@ -64,7 +63,12 @@ from patchkit.patching.recipe import (
     load_recipes,
     load_support,
 )
-from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
+from patchkit.patching.workspace import (
+    Workspace,
+    known_verdicts,
+    open_workspace,
+    read_ledger,
+)
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.source.detect import detect, project_of, state_folder

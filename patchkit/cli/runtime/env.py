@@ -67,16 +67,18 @@ from patchkit.runtime.rules.releases import (
     other_variables,
     read_table,
 )
-from patchkit.runtime.rules.rule import RuleChoice, describe_condition, describe_routes
-from patchkit.runtime.rules.secret_texts import is_secret
-from patchkit.runtime.rules.spelling import nearest_hint
-from patchkit.runtime.rules.variable_rules import (
+from patchkit.runtime.rules.rule import (
     CACHES,
     Avoid,
+    RuleChoice,
     VariableRule,
     VariableRules,
+    describe_condition,
+    describe_routes,
     load_variable_rules,
 )
+from patchkit.runtime.rules.secret_texts import is_secret
+from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_values import TAKEN
 from patchkit.runtime.serve.args import ServeCommand, find_drafter, serve_args
 from patchkit.runtime.serve.request import (

@@ -48,13 +48,12 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
 from patchkit.runtime.rules.presets import named_preset
 from patchkit.runtime.serve.compiled_modules import MODULES
-from patchkit.source.origin import find_origin
 from patchkit.source.releases import named_version
-from patchkit.source.resolve import locked_origin
+from patchkit.source.resolve import find_origin, locked_origin
 from patchkit.source.tree import SourceTree
 from patchkit.target import DEFAULT_TARGET, Load, Target, targets, toolkits
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.compiled import CompileOrder
+from patchkit.wheel.build.compiled import BuiltWheel, CompileOrder
 from patchkit.wheel.build.flashinfer import FlashInferOrder, build_flashinfer
 from patchkit.wheel.build.machine import (
     BuildPlan,
@@ -62,7 +61,6 @@ from patchkit.wheel.build.machine import (
     jobs_for,
     plan_vllm,
 )
-from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import (
@@ -76,9 +74,13 @@ from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.repack.origin import find_wheel
 from patchkit.wheel.repack.repack import repack_wheel
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
-from patchkit.wheel.vllm.from_source import build_vllm
+from patchkit.wheel.vllm.from_source import (
+    VllmOrder,
+    build_vllm,
+    choose_idle,
+    vllm_source,
+)
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.vllm.prepare import VllmOrder, choose_idle, vllm_source
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
     check_folder,

@@ -11,9 +11,8 @@ from patchkit.cluster.ssh.ssh import check_destination
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.records import RecordError, matching, one_of
 from patchkit.runtime.node.topology import check_ipv4
-from patchkit.runtime.rules.rule import CHOICES
+from patchkit.runtime.rules.rule import CACHES, CHOICES, cache_variables
 from patchkit.runtime.rules.secret_texts import secret_flag
-from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"

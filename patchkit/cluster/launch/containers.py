@@ -10,7 +10,7 @@ from patchkit.cluster.agent.processes import MARK
 from patchkit.cluster.launch.ranks import PlannedRank
 from patchkit.frozen import Texts, frozen
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
+from patchkit.runtime.rules.rule import CACHES, cache_variables
 
 # Variables of the unit or of secrets.env. The engine gets their names alone, and passes on the
 # values of those that are set: no secret is in its command line.

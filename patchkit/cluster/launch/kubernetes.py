@@ -25,7 +25,7 @@ from patchkit.cluster.ssh.answer import encoded
 from patchkit.digests import digest
 from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.runtime.host.host import Host, Nccl, Software
-from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
+from patchkit.runtime.rules.rule import CACHES, cache_variables
 
 # Flag or variable → the value that each pod gives it.
 _POD_VALUES = read_toml(dict[str, str], RECIPES / "export/pods.toml")

@@ -34,8 +34,7 @@ from patchkit.runtime.rules.presets import (
     named_preset,
     suggest_presets,
 )
-from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_rules
+from patchkit.runtime.rules.rule import CACHES, STACKS, RuleChoice, load_variable_rules
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.request import (
     MASTER_PORT,

@@ -37,7 +37,7 @@ from patchkit.runtime.memory.given_flags import given_flags
 from patchkit.runtime.memory.plan import CACHE_BYTES, SHARE
 from patchkit.runtime.memory.pool import memory_pool
 from patchkit.runtime.memory.weights import division_of
-from patchkit.runtime.rules.variable_rules import (
+from patchkit.runtime.rules.rule import (
     CACHES,
     STACKS,
     cache_folders,

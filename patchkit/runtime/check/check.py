@@ -33,9 +33,8 @@ from patchkit.runtime.envfile.env_file import (
     is_untouched,
 )
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import select_entries
+from patchkit.runtime.rules.rule import load_variable_rules, select_entries
 from patchkit.runtime.rules.secret_texts import find_code_risk
-from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _BETWEEN_NODES = read_env_data("said")["variables"]["between_nodes"]
 _LONGEST = 200  # lines at most between a finding and the comment above its command

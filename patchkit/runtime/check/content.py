@@ -12,9 +12,8 @@ from patchkit.finding import Finding, Level, fill_texts
 from patchkit.frozen import Values, frozen, positional
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.rule import Situation
+from patchkit.runtime.rules.rule import Avoid, Situation, VariableAdvice
 from patchkit.runtime.rules.secret_texts import mask_secrets
-from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 ENV = "env file"

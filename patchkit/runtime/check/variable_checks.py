@@ -26,10 +26,9 @@ from patchkit.runtime.rules.releases import (
     read_env_data,
     vllm_variables,
 )
-from patchkit.runtime.rules.rule import select_entries
+from patchkit.runtime.rules.rule import load_variable_rules, select_entries
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest_hint
-from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     AllowedValues,
     find_value_problems,

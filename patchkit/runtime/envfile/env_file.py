@@ -34,9 +34,8 @@ from patchkit.runtime.envfile.syntax import (
 )
 from patchkit.runtime.rules.presets import find_preset
 from patchkit.runtime.rules.releases import read_env_data, refusal
-from patchkit.runtime.rules.rule import CHOICES
+from patchkit.runtime.rules.rule import CHOICES, load_variable_rules
 from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret, mask_secrets
-from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
 
 # Facts in the first line of each env file; files for several nodes also have `head`.

@@ -19,15 +19,15 @@ from patchkit.runtime.rules.releases import (
     variable_table,
     vllm_variables,
 )
-from patchkit.runtime.rules.rule import select_entries
-from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
-from patchkit.runtime.rules.spelling import nearest_hint
-from patchkit.runtime.rules.variable_rules import (
+from patchkit.runtime.rules.rule import (
     VariableRule,
     VariableRules,
     cache_folders,
     load_variable_rules,
+    select_entries,
 )
+from patchkit.runtime.rules.secret_texts import find_code_risk, is_secret
+from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_values import AllowedValues, vllm_values
 from patchkit.target import DEFAULT_TARGET
 

@@ -24,8 +24,13 @@ from patchkit.runtime.rules.releases import (
     vllm_variables,
     within,
 )
-from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
-from patchkit.runtime.rules.variable_rules import Executor, choose_executor
+from patchkit.runtime.rules.rule import (
+    BY_DEFAULT,
+    Executor,
+    RuleChoice,
+    Situation,
+    choose_executor,
+)
 from patchkit.target import DEFAULT_TARGET
 
 # Field of the options, and fact of an env file → the option that must not contradict the file, ""

@@ -18,10 +18,13 @@ from patchkit.records import RECIPES
 from patchkit.source.archive import Progress
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.compiled import (
+    BuiltWheel,
     CompileOrder,
+    clean_environment,
     fill_template,
     pack_wheel,
     patch_sources,
+    run_build,
 )
 from patchkit.wheel.build.machine import (
     WORK,
@@ -30,23 +33,18 @@ from patchkit.wheel.build.machine import (
     staging,
     work_folder,
 )
-from patchkit.wheel.build.make import (
-    BuiltWheel,
-    clean_environment,
-    run_build,
-)
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
     build_toolkit,
     c_compiler,
     target_site,
 )
-from patchkit.wheel.file.labels import (
+from patchkit.wheel.file.wheelfile import Facts
+from patchkit.wheel.file.write import (
     CUDA_LICENSE,
     as_text,
     digest_label,
 )
-from patchkit.wheel.file.wheelfile import Facts
 
 _HOME = RECIPES / "flashinfer"
 _SCRIPT = _HOME / "jit_modules.py"

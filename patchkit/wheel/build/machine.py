@@ -259,7 +259,7 @@ def work_folder(
     """
     _require_private(root)
     with locked(root) as handle:
-        # The build holds the lock on if patchkit alone is killed (see make.run_build).
+        # The build holds the lock on if patchkit alone is killed (see compiled.run_build).
         os.set_inheritable(handle, True)
 
         stamp = root / _FACTS

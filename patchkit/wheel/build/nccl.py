@@ -11,22 +11,20 @@ from patchkit.source.archive import Progress
 from patchkit.source.releases import load_facts
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.compiled import (
-    CompileOrder,
-    fill_template,
-    pack_wheel,
-    patch_sources,
-)
-from patchkit.wheel.build.machine import staging, work_folder
-from patchkit.wheel.build.make import (
     BuiltWheel,
+    CompileOrder,
     clean_environment,
     drop_partial,
+    fill_template,
     objects_to_make,
+    pack_wheel,
+    patch_sources,
     run_build,
 )
+from patchkit.wheel.build.machine import staging, work_folder
 from patchkit.wheel.build.toolchain import check_toolchain
-from patchkit.wheel.file.labels import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.wheelfile import Facts
+from patchkit.wheel.file.write import CUDA_LICENSE, as_text, digest_label
 
 # Bytes of disk: 2.29.7 for one arch leaves 204 MB, and compilers write temporary files.
 _FREE = 2 * BYTES_PER_GIB

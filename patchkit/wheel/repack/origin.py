@@ -11,7 +11,6 @@ from patchkit.frozen import frozen
 from patchkit.patching.recipe import load_recipe
 from patchkit.reading import require_file
 from patchkit.source.detect import project_of
-from patchkit.source.origin import require_sha256
 from patchkit.source.project import (
     first_example,
     project_named,
@@ -19,7 +18,7 @@ from patchkit.source.project import (
     recipe_folder,
 )
 from patchkit.source.releases import LockEntry, read_wheel_lock
-from patchkit.source.resolve import Report, SourceOptions, fetch_locked
+from patchkit.source.resolve import Report, SourceOptions, fetch_locked, require_sha256
 from patchkit.wheel.file.wheelfile import ANY, WheelFile, WheelName
 from patchkit.wheel.wheelhouse.storage import repack_command
 

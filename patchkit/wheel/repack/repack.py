@@ -21,9 +21,14 @@ from patchkit.errors import UsageError
 from patchkit.frozen import Texts, frozen
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity
-from patchkit.patching.ledger import LedgerRequest, ledger_path, original_path
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import Workspace, open_workspace
+from patchkit.patching.workspace import (
+    LedgerRequest,
+    Workspace,
+    ledger_path,
+    open_workspace,
+    original_path,
+)
 from patchkit.source.project import projects
 from patchkit.source.resolve import Report
 from patchkit.source.tree import Sandboxed
@@ -38,14 +43,13 @@ from patchkit.wheel.device.libraries import (
     needed_versions,
     require_loading,
 )
-from patchkit.wheel.file.labels import UNLABELLED, NewWheel, name_wheel
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import ANY, Facts
-from patchkit.wheel.file.write import rewrite_wheel
+from patchkit.wheel.file.write import UNLABELLED, NewWheel, name_wheel, rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.listing import first_use_entries
-from patchkit.wheel.native.parts import (
+from patchkit.wheel.native.make import (
     Kernels,
     NativeParts,
     native_parts,

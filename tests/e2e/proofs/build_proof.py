@@ -27,8 +27,8 @@ from patchkit.errors import ProofError, UsageError
 from patchkit.fatbin import DeviceCode
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
+from patchkit.wheel.build.compiled import clean_environment
 from patchkit.wheel.build.machine import WORK
-from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.libraries import compiled_sources

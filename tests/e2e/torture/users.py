@@ -24,9 +24,8 @@ from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, translated
 from patchkit.patching.commit import commit_plan
 from patchkit.patching.fix import Request
-from patchkit.patching.ledger import journal_of
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import open_workspace, read_workspace
+from patchkit.patching.workspace import journal_of, open_workspace, read_workspace
 from patchkit.runtime.envfile import env_file as envfile
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import transfer

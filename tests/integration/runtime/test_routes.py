@@ -11,8 +11,7 @@ from patchkit.recipes.vllm.decisions import fp8_linear
 from patchkit.recipes.vllm.routing import Capability, outcome
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import select_entries
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import load_variable_rules, select_entries
 from support.fp8_moe import fp8_moe
 
 pytestmark = [

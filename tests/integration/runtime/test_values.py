@@ -11,7 +11,7 @@ from patchkit.proof.upstream_code import Anything, Code
 from patchkit.recipes.vllm.decisions import Settings
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import load_variable_rules
 from patchkit.runtime.rules.variable_values import INTEGER, NUMBER, SEVERAL, vllm_values
 from tools.release_values import read_values
 

@@ -28,8 +28,13 @@ from patchkit.cli.render import Data, finding_blocks, finding_lines
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, finding
 from patchkit.patching.fix import State
-from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import (
+    Ledger,
+    LedgerRequest,
+    LedgerVerdict,
+    ledger_path,
+)
 from patchkit.quoting import visible
 from patchkit.runtime.envfile.env_file import BLANK, with_digest
 from support import hosts, terminal, write_files

@@ -10,8 +10,12 @@ import pytest
 import patchkit
 from patchkit.edit.python import swap
 from patchkit.errors import DriftError, RecipeError
-from patchkit.patching.fix_file import explain_failure, load_fixes
-from patchkit.patching.recipe import load_recipe, load_recipes
+from patchkit.patching.recipe import (
+    explain_failure,
+    load_fixes,
+    load_recipe,
+    load_recipes,
+)
 from support import write_files
 
 FILE = "recipes/vllm/fixes/marlin_sass.py"

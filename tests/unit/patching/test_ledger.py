@@ -15,17 +15,18 @@ from patchkit.digests import digest
 from patchkit.errors import DriftError, HashMismatchError, SourceError
 from patchkit.patching.fix import Request, State
 from patchkit.patching.forced_revert import ASIDE, revert_by_force
-from patchkit.patching.ledger import (
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import (
     Ledger,
     LedgerRequest,
     LedgerVerdict,
+    known_verdicts,
     ledger_path,
+    open_workspace,
     original_path,
     originals,
     read_ledger,
 )
-from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import known_verdicts, open_workspace
 from patchkit.source.installed_record import rewrite_record
 from patchkit.target import targets
 from support import write_files

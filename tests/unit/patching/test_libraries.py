@@ -10,8 +10,7 @@ from patchkit.apply import commit_libraries, revert_libraries
 from patchkit.digests import digest
 from patchkit.errors import BusyError, DriftError, HashMismatchError, StorageError
 from patchkit.patching.forced_revert import ASIDE, revert_by_force
-from patchkit.patching.ledger import journal_of
-from patchkit.patching.workspace import locked_workspace, read_workspace
+from patchkit.patching.workspace import journal_of, locked_workspace, read_workspace
 from patchkit.source.detect import detect_installed
 from patchkit.target import targets
 from patchkit.wheel.native.installed import revert_installed

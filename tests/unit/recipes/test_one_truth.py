@@ -15,8 +15,7 @@ from patchkit.runtime.rules.releases import (
     vllm_variables,
     within,
 )
-from patchkit.runtime.rules.rule import Condition
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import Condition, load_variable_rules
 from support.selection import SUPPORTED
 
 RULES, FLAGS, CLAIMS = load_variable_rules(), load_flag_rules(), load_claims("vllm")

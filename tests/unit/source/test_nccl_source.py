@@ -13,8 +13,8 @@ from patchkit.errors import HashMismatchError, SourceError, StorageError, UsageE
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.origin import find_origin
 from patchkit.source.releases import load_facts
+from patchkit.source.resolve import find_origin
 from support import write_files
 from support.vllm_wheels import sha256
 
@@ -141,7 +141,7 @@ def know(monkeypatch):
         release = replace(FACTS.known(Version(version)), **figures)
         upstream = replace(FACTS.upstream, git=git)
         facts = replace(FACTS, releases=(release,), upstream=upstream)
-        monkeypatch.setattr("patchkit.source.origin.load_facts", lambda _: facts)
+        monkeypatch.setattr("patchkit.source.resolve.load_facts", lambda _: facts)
 
     return change
 

@@ -14,8 +14,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import make_cluster_env
 from patchkit.runtime.node.decision import NodeOptions, decide_node
-from patchkit.runtime.rules.rule import select_entries
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import load_variable_rules, select_entries
 from support import hosts, write_files
 from support.checked import check_text
 from support.selection import SUPPORTED

@@ -10,8 +10,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.node.cluster_env import make_cluster_env
 from patchkit.runtime.rules.presets import load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import adapt_to_release
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import adapt_to_release, load_variable_rules
 from tools import serve_lines
 
 RELEASES = tuple(map(str, load_recipe("vllm").supported))

@@ -10,7 +10,7 @@ from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.rules import presets
 from patchkit.runtime.rules.presets import find_preset, load_flag_rules, load_presets
 from patchkit.runtime.rules.releases import read_env_data, within
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import load_variable_rules
 from support.selection import SUPPORTED
 
 PRESET = """

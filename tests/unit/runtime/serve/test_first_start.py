@@ -6,8 +6,7 @@ import pytest
 
 from patchkit.runtime.host.host import FlashInfer
 from patchkit.runtime.rules.presets import load_flag_rules
-from patchkit.runtime.rules.rule import is_met
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.rule import is_met, load_variable_rules
 from patchkit.runtime.serve.args import serve_args
 from patchkit.runtime.serve.command_notes import first_start_notes
 from patchkit.runtime.serve.compiled_modules import MODULES

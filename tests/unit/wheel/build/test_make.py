@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import BuildError
-from patchkit.wheel.build.make import (
+from patchkit.wheel.build.compiled import (
     clean_environment,
     drop_partial,
     objects_to_make,

@@ -13,8 +13,8 @@ from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.build import Wanted, by_option, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES
-from patchkit.source.origin import SourceOrigin
 from patchkit.source.releases import read_lock
+from patchkit.source.resolve import SourceOrigin
 from patchkit.target import targets
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.toolchain import Toolchain

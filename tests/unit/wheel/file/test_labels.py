@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from patchkit.wheel.file.labels import as_text, digest_label
+from patchkit.wheel.file.write import as_text, digest_label
 
 JSON = st.dictionaries(
     st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text()))
