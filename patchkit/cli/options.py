@@ -1,7 +1,5 @@
 """Share between the verbs about source trees: options, what they describe, and how it is shown."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -13,8 +11,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.out import LaidOut, Shown, bold, colour, dim, style, table, tell
-from patchkit.cli.progress import progress
+from patchkit.cli.out import (
+    LaidOut,
+    Shown,
+    bold,
+    colour,
+    dim,
+    progress,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.render import (
     BAD,
     STYLES,

@@ -4,6 +4,8 @@ Control characters in text are escaped unless the text is ``Shown``; data for pr
 byte for byte. In a terminal, lines are wrapped to its width: at blanks only, and never inside a
 command to paste, which stands in backticks or behind ``next:``. In a pipe no line is wrapped, so
 that each row is one line for grep. Commands name patchkit as it was started: PATH may lack it.
+
+Long work shows its progress on standard error: in a redrawn line, or in lines now and then.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import (
+    Callable,
     Iterable,
     Iterator,
     Mapping,
@@ -129,11 +133,6 @@ def redraw_line(text: str) -> None:
         click.echo(_ERASE + shown(text)[: width - 1], nl=False, err=True, color=True)
         _note_time()
     _drawn_line = text
-
-
-def quiet_line() -> tuple[str, float]:
-    """Return the drawn line of progress, "" for none, and the seconds since the last output."""
-    return _drawn_line, time.monotonic() - _printed_at
 
 
 def _note_time() -> None:
@@ -431,3 +430,93 @@ def _shortened(path: str) -> str:
     if in_path and Path(in_path).absolute() == Path(path).absolute():
         return name
     return path
+
+
+# Seconds between two lines in a pipe; a hundredth of the elapsed time if that is more.
+PERIOD = 3.0
+_LONG = 90.0  # seconds: a line tells the time that is left if it is more
+_ENOUGH_FOR_RATE = 0.01  # share of the total that must be done to estimate the rest
+_REDRAWN = 0.1  # seconds between two drawings of a terminal's line
+_QUIET = 2.0  # seconds without output, after which a terminal's line shows the time
+
+Update = Callable[[int, int], None]
+"""A callback that gets the amount done and the total: bytes, or whatever the caller counts."""
+
+
+@contextlib.contextmanager
+def progress(
+    counted: str = "", clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str], Update]]:
+    """Show how much of a task is done, in bytes, or in the things that ``counted`` names."""
+    in_terminal = sys.stderr.isatty()
+    printing = threading.Lock()  # nodes report side by side
+
+    def report(task: str) -> Update:
+        began: float | None = None
+        due = 0.0
+        if in_terminal:
+            with printing:
+                redraw_line(task)  # some tasks never report more than that
+
+        def update(done: int, total: int) -> None:
+            nonlocal began, due
+            now = clock()
+            if began is None:
+                began = now
+                due = now if in_terminal else now + PERIOD
+            if done >= total:
+                redraw_line("")
+            elif now >= due:
+                elapsed = now - began
+                due = now + (_REDRAWN if in_terminal else max(PERIOD, elapsed / 100))
+                line = f"{task}: {_amount(done, total, counted)}"
+                with printing:
+                    show = redraw_line if in_terminal else tell
+                    show(line + _time_left(done, total, elapsed))
+
+        return update
+
+    with _beating(printing) if in_terminal else contextlib.nullcontext():
+        try:
+            yield report
+        finally:
+            redraw_line("")
+
+
+def _amount(done: int, total: int, counted: str) -> str:
+    if counted:
+        return f"{done} of {total} {counted}"
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+def _time_left(done: int, total: int, elapsed: float) -> str:
+    """Return a text with the minutes left; "" for a short time, or if it is too early to tell."""
+    if done < total * _ENOUGH_FOR_RATE:
+        return ""
+    seconds = elapsed * (total - done) / done
+    return f", about {seconds / 60:.0f} min left" if seconds > _LONG else ""
+
+
+@contextlib.contextmanager
+def _beating(printing: threading.Lock) -> Iterator[None]:
+    """Redraw the terminal's line with the elapsed time whenever nothing was printed for a while."""
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def beat() -> None:
+        line = ""
+        while not ended.wait(_QUIET / 2):
+            # The drawn line may be the one of the last beat: then do not add a second time to it.
+            task = line if _drawn_line.startswith(f"{line}, ") else _drawn_line
+            if time.monotonic() - _printed_at >= _QUIET:
+                line = task or "at work"
+                with printing:
+                    redraw_line(f"{line}, {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

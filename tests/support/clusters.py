@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from patchkit.cluster.agent.health import DiskRoom
+from patchkit.cluster.agent.health import DiskRoom, NodeTroubles
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import (
@@ -11,7 +11,6 @@ from patchkit.cluster.agent.node_facts import (
     PythonContents,
 )
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.node_troubles import NodeTroubles
 from patchkit.cluster.agent.processes import Listener, Process
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster

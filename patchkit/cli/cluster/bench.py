@@ -16,19 +16,17 @@ from patchkit.cli.render import (
     options_of,
     rendered,
 )
-from patchkit.cluster.bench.figures import (
+from patchkit.cluster.bench.rounds import (
     ENOUGH,
     MAIN,
-    compare_series,
-    find_changes,
-    read_conditions,
-    read_series,
-)
-from patchkit.cluster.bench.rounds import (
     BenchLoad,
     MeasuredServer,
     bench_python,
+    compare_series,
+    find_changes,
     measure_rounds,
+    read_conditions,
+    read_series,
     server_of,
 )
 from patchkit.cluster.launch.cluster import Cluster

@@ -11,8 +11,7 @@ from patchkit.cli.cluster.cluster_options import (
     cluster_option,
     sent_amount,
 )
-from patchkit.cli.out import bold, next_hint, next_verb, record_fields
-from patchkit.cli.progress import progress
+from patchkit.cli.out import bold, next_hint, next_verb, progress, record_fields
 from patchkit.cli.render import (
     GOOD,
     Blocks,

@@ -15,12 +15,12 @@ from patchkit.cli.out import (
     bold,
     dim,
     next_verb,
+    progress,
     record_fields,
     style,
     table,
     tell,
 )
-from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     BAD,
     GOOD,

@@ -48,8 +48,8 @@ from patchkit.cluster.launch.cluster import (
     stop_command,
     stop_group,
 )
-from patchkit.cluster.launch.condition import ServerCondition, server_condition
 from patchkit.cluster.launch.survey import image_finding
+from patchkit.cluster.launch.up import ServerCondition, server_condition
 from patchkit.cluster.openai.server_answers import ServerSpeed
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import ssh_command

@@ -30,12 +30,12 @@ from patchkit.cli.out import (
     dim,
     next_verb,
     program,
+    progress,
     record_fields,
     style,
     table,
     tell,
 )
-from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     LOAD_STYLES,

@@ -22,10 +22,10 @@ from patchkit.cli.out import (
     bold,
     next_step,
     pip,
+    progress,
     record_fields,
     tell,
 )
-from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Blocks,

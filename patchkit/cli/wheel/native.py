@@ -6,11 +6,11 @@ import click
 
 from patchkit.cli.out import (
     next_verb,
+    progress,
     record_fields,
     style,
     table,
 )
-from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Blocks,

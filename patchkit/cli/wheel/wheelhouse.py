@@ -15,11 +15,11 @@ from patchkit.cli.out import (
     next_verb,
     pip,
     program,
+    progress,
     record_fields,
     table,
     tell,
 )
-from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Blocks,

@@ -3,8 +3,6 @@
 Or bring a container image there: pull, save, load, tag; patch its vLLM. Runs on the node.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

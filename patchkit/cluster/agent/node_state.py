@@ -11,12 +11,16 @@ from typing import Any
 
 from patchkit.cluster.agent.fingerprint import last_judgement
 from patchkit.cluster.agent.group_script import ALONE
-from patchkit.cluster.agent.health import GpuState, gpu_state
+from patchkit.cluster.agent.health import (
+    GpuState,
+    NodeTroubles,
+    gpu_state,
+    look_for_troubles,
+)
 from patchkit.cluster.agent.image_facts import ENGINES, ImageFacts, find_image
 from patchkit.cluster.agent.installation import describe_successor
 from patchkit.cluster.agent.memory_record import MemoryStop, read_stop, read_turn
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
-from patchkit.cluster.agent.node_troubles import NodeTroubles, look_for_troubles
 from patchkit.cluster.agent.processes import (
     Listener,
     Process,

@@ -1,16 +1,13 @@
 """Read the states and the journal of units of this node's user. Runs on the node."""
 
-from __future__ import annotations
-
 import heapq
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from patchkit.cluster.agent.health import UnreadError, read_kernel_log
+from patchkit.cluster.agent.health import UnreadError, own_kills, read_kernel_log
 from patchkit.cluster.agent.node_files import run_for_user
-from patchkit.cluster.agent.node_troubles import own_kills
 from patchkit.cluster.ssh.ssh import TOOLS
 from patchkit.errors import HostError
 from patchkit.follow import Follow

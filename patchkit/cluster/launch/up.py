@@ -1,4 +1,7 @@
-"""Start a model on a cluster and wait until it answers; or switch to another model."""
+"""Start a model on a cluster and wait until it answers; or switch to another model.
+
+Judge its server: does it answer, does a unit watch it, what happens next.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,9 +10,18 @@ from dataclasses import replace
 from types import NoneType
 
 from patchkit.cluster.agent import node_state, unit_state
-from patchkit.cluster.agent.judge import ANSWERS
+from patchkit.cluster.agent.judge import (
+    ANSWERS,
+    DOUBT,
+    LIVES,
+    PAUSED,
+    SLEEPS,
+    WORKS,
+    ServerLife,
+    read_life,
+)
 from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_state import JournalLine, NodeLine, UnitState
+from patchkit.cluster.agent.unit_state import OFF, JournalLine, NodeLine, UnitState
 from patchkit.cluster.launch.cluster import (
     Cluster,
     check_stopped,
@@ -17,12 +29,18 @@ from patchkit.cluster.launch.cluster import (
     read_group_journal,
     stop_group,
 )
-from patchkit.cluster.launch.condition import ask_life, is_unwatched, standstill_error
 from patchkit.cluster.launch.start_plan import GroupPlan, make_plan
 from patchkit.cluster.launch.units import GroupUnits
+from patchkit.cluster.openai.server_answers import (
+    ServerAnswers,
+    ServerSpeed,
+    ask_server,
+)
+from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.frozen import positional
+from patchkit.finding import finding_from_text
+from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.serve.command_notes import first_start_notes, missing_calls
 from patchkit.runtime.serve.compiled_modules import SCRIPT
@@ -370,3 +388,119 @@ def _wait_for_former(
         end = f"{former}, served before, does not come back"
         error.what = f"{what}\nand {end}: {error.what}"
         raise
+
+
+_TEXTS = "standstill.toml"
+# Texts of a server that lives, but gives no token until somebody wakes it → their finding.
+_HALTS = {SLEEPS: "sleeps", PAUSED: "paused"}
+
+
+@frozen
+class ServerCondition:
+    """The condition of a cluster's server, which serves ``model``.
+
+    ``life`` is the server's answer, None if its unit is not active or it could not be asked;
+    ``unasked`` says why it could not. ``speed`` is None if it is unknown. ``watch`` is the last
+    report of the unit that watches the server; ``unwatched`` is the state of that unit ("inactive",
+    "failed") if it is off though cluster.toml wants it, else "".
+    """
+
+    life: ServerLife | None = None
+    speed: ServerSpeed | None = None
+    unasked: str = ""
+    watch: ServerLife | None = None
+    unwatched: str = ""
+    model: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """Return whether the server gave a token."""
+        return self.life is not None and self.life.state == ANSWERS
+
+    @property
+    def hangs(self) -> str:
+        """Return the words that say how the server hangs, "" if it does not."""
+        if self.life and self.life.state == DOUBT:
+            return self.life.text
+        return ""
+
+
+def ask_life(cluster: Cluster) -> ServerLife:
+    """Ask the server for a token, on the head; return its signs of life. Raises HostError."""
+    return _ask(cluster).life
+
+
+def _ask(cluster: Cluster, *, speed: bool = False) -> ServerAnswers:
+    asked = {"cluster": cluster.name, "speed": speed}
+    return cluster.head.call(ServerAnswers, ask_server, **asked)
+
+
+def server_condition(cluster: Cluster, head: NodeState | None) -> ServerCondition:
+    """Return the condition of the server; the server is asked if its unit is active.
+
+    ``head`` is the state of the head, None if it is not known. An error of the question is in
+    ``unasked``.
+    """
+    if head is None or head.units[0].active != "active":
+        return ServerCondition()
+
+    try:
+        answers = _ask(cluster, speed=True)
+    except PatchkitError as error:
+        return ServerCondition(unasked=error.what)
+
+    watch = None
+    unwatched = ""
+    if guard := head.unit(cluster.guard_unit):
+        if guard.active not in OFF:
+            watch = read_life(guard.text)
+        if is_unwatched(cluster, guard):
+            unwatched = guard.active
+
+    return ServerCondition(
+        life=answers.life,
+        speed=answers.speed,
+        watch=watch,
+        unwatched=unwatched,
+        model=head.model,
+    )
+
+
+def is_unwatched(cluster: Cluster, guard: UnitState) -> bool:
+    """Return whether the unit that watches the server is off, though cluster.toml wants it."""
+    return bool(cluster.serve.frozen) and guard.active in OFF
+
+
+def standstill_error(
+    cluster: Cluster,
+    life: ServerLife,
+    guard: UnitState | None,
+) -> PatchkitError | None:
+    """Return the error of a server that will give no token; None if it goes on working.
+
+    ``life`` shows that no token came. ``guard`` is the state of the unit that watches the server,
+    None if there is none. The reason says what happens next.
+    """
+    about = life.state
+    if about in (LIVES, WORKS):
+        about = _HALTS.get(life.text, "")
+    if not about:
+        return None
+
+    doubt = ""
+    if about == DOUBT:
+        if guard is None or guard.active in OFF or not cluster.serve.frozen:
+            about = "unwatched"
+        elif (watch := read_life(guard.text)) and watch.state == DOUBT:
+            doubt = f" ({watch.text})"
+
+    name = cluster.head.destination
+    return finding_from_text(
+        _TEXTS,
+        about,
+        name,
+        said=life.text,
+        frozen=cluster.serve.frozen,
+        doubt=doubt,
+        look=ssh_command(name, "ss", "-ltnp"),
+    ).error()

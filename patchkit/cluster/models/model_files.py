@@ -5,8 +5,6 @@ names, and at the headers of safetensors that no record names. The full check al
 recorded file, with the algorithm that the Hub uses for it, several files in parallel.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Measure what each half of a cage carries from node to node, and judge it by owners' figures.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

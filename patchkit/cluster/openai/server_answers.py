@@ -4,8 +4,6 @@ Runs on the head. The questions are data, in recipes/answers; ``doctor/answers.p
 replies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

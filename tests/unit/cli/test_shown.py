@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out
-from patchkit.cli import progress as progress_module
 from patchkit.cli.options import diff_blocks
-from patchkit.cli.progress import PERIOD, progress
+from patchkit.cli.out import PERIOD, progress
 from patchkit.cli.render import Data, finding_blocks, finding_lines
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, finding
@@ -187,8 +186,8 @@ def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
 
 
 def test_a_terminal_shows_every_few_seconds_that_work_goes_on(monkeypatch):
-    assert progress_module._QUIET <= 2
-    monkeypatch.setattr(progress_module, "_QUIET", 0.02)
+    assert out._QUIET <= 2
+    monkeypatch.setattr(out, "_QUIET", 0.02)
     with CliRunner().isolation(color=True) as streams:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         with progress() as report:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.bench.figures import (
+from patchkit.cluster.bench.rounds import (
     MAIN,
     MEASURES,
     Series,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.bench.figures import result_file
 from patchkit.cluster.bench.rounds import (
     BenchLoad,
     MeasuredServer,
     bench_python,
     describe_conditions,
     measure_rounds,
+    result_file,
     run_benchmark,
     server_of,
 )

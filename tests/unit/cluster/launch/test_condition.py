@@ -12,7 +12,7 @@ from patchkit.cluster.agent.judge import (
     WORKS,
     ServerLife,
 )
-from patchkit.cluster.launch.condition import is_unwatched, standstill_error
+from patchkit.cluster.launch.up import is_unwatched, standstill_error
 from support.clusters import cluster, unit
 
 GUARD = "patchkit-vllm-alive.service"
