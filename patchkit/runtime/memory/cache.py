@@ -12,7 +12,7 @@ from collections import Counter
 from patchkit.frozen import Values, frozen
 from patchkit.runtime.memory.budget import PrefixRules, load_budget
 from patchkit.runtime.memory.checkpoint import Config, head_size, read_count
-from patchkit.runtime.memory.weights import Division, division_of, drafting_settings
+from patchkit.runtime.memory.weights import division_of, drafting_settings
 from patchkit.runtime.rules.presets import DRAFTING
 from patchkit.runtime.rules.releases import within
 
@@ -110,7 +110,6 @@ def cache_shape(
 
     ``batch`` are the tokens that one step computes, ``vllm`` is the release.
     """
-    division = division_of(flags)
     value_bytes = load_budget().size.cache_bytes.get(flags.get(CACHE_TYPE, "auto"), 0)
     kinds = layer_kinds(config)
     if not (value_bytes and kinds):
@@ -123,7 +122,7 @@ def cache_shape(
         kinds = ["all" if kind == "window" else kind for kind in kinds]
 
     groups = [
-        _cache_group(config, flags, division, value_bytes, kind, count)
+        _cache_group(config, flags, value_bytes, kind, count)
         for kind, count in Counter(kinds).items()
     ]
     if not all(group.token_bytes or group.state_bytes for group in groups):
@@ -141,12 +140,12 @@ def cache_shape(
 def _cache_group(
     config: Config,
     flags: Values,
-    division: Division,
     value_bytes: float,
     kind: str,
     count: int,
 ) -> CacheGroup:
     """Return what ``count`` layers of a kind keep on one rank."""
+    division = division_of(flags)
     layers = math.ceil(count / division.layer)
     if kind == "state":
         state = _state_bytes(config, flags) / division.tensor

@@ -307,6 +307,7 @@ def _rank_rows(
         layers = read_count(checkpoint.config, "num_hidden_layers") / division.layer
         # vLLM makes graphs of 1, 2, 4 and each eighth number of rows, up to two steps' rows.
         sizes = min(3 + _logit_rows(flags) // 4, _MOST_GRAPHS)
+        sizes = read_count(checkpoint.config, "graphs") or sizes
         graphs = sizes * (beside.graph_gib + beside.graph_layer_gib * layers)
     yield MemoryRow("CUDA", beside.context_gib + graphs, "measured on an H200")
     if request.nodes > 1:

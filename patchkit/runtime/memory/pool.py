@@ -58,15 +58,14 @@ def _find_pool(host: Host, node: Node) -> MemoryPool:
         )
 
     gpu = host.gpus[0]
-    if gpu.memory is None:
-        note = f"{_UNCHECKED} nvidia-smi does not say how much memory {gpu.name} has"
-        return MemoryPool(gib=None, shared=False, whose=gpu.name, note=note)
-
-    gib = gpu.memory / MIB_PER_GIB
-    note = (
-        f"sized for {gpu.name}, with {gib:.1f} GiB of its own: vLLM's share of it, "
-        "since that of presets and rules is for memory which CPU and GPU share"
-    )
+    gib = None
+    note = f"{_UNCHECKED} nvidia-smi does not say how much memory {gpu.name} has"
+    if gpu.memory is not None:
+        gib = gpu.memory / MIB_PER_GIB
+        note = (
+            f"sized for {gpu.name}, with {gib:.1f} GiB of its own: vLLM's share of it, "
+            "since that of presets and rules is for memory which CPU and GPU share"
+        )
     return MemoryPool(gib=gib, shared=False, whose=gpu.name, note=note)
 
 

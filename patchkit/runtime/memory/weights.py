@@ -138,7 +138,7 @@ def rank_bytes(checkpoint: Checkpoint, division: Division, flags: Values) -> flo
             bytes_by_layer[tensor.layer] += math.ceil(size)
 
     layers = math.ceil(len(bytes_by_layer) / division.layer)
-    largest = sum(sorted(bytes_by_layer.values())[-layers:]) if layers else 0
+    largest = sum(sorted(bytes_by_layer.values())[-layers:])
     # The first stage of a pipeline has the embeddings, the last one the head.
     tables = sum(outside) if division.layer == 1 else max(outside, default=0)
     return largest + aside + tables + _rope_bytes(checkpoint)
