@@ -193,7 +193,7 @@ def _judge(case: AnswerCase) -> _Judged:
 
 
 def _judge_passages(case: AnswerCase) -> _Judged:
-    """Judge what the model knows of languages, and its facts."""
+    """Judge perplexities and facts together: high ones are no fault of a model that knows facts."""
     figures = {name: _perplexity([values]) for name, values in case.chances.items()}
     high = [
         name for name in figures if figures[name] > _BOUNDS.perplexity.get(name, 0.0)
@@ -203,8 +203,8 @@ def _judge_passages(case: AnswerCase) -> _Judged:
 
     if figures:
         guesses = len(high) == len(figures)
-        is_unknown = guesses and len(wrong) == len(case.replies("fact"))
-        about = "doubtful" if is_unknown else "right"
+        knows_no_fact = guesses and len(wrong) == len(case.replies("fact"))
+        about = "doubtful" if knows_no_fact else "right"
         yield "garbage" if guesses and knows_little else about, {}
     if knows_little:
         yield "fact", {"wrong": _quote(wrong)}

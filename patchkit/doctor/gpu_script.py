@@ -374,7 +374,7 @@ def try_all_reduce(settings: Answer) -> Answer:
     """Add up data over all ranks, check the sums, and measure the time for each size.
 
     Settings are the number of this ``rank`` and of all ranks, ``world``, the URL ``meeting`` where
-    the ranks meet, ``sizes`` in bytes, and how many a CUDA graph has, ``streak``, if that is wanted.
+    the ranks meet, ``sizes`` in bytes, and, to time a CUDA graph too, its all-reduces: ``streak``.
     """
     world = settings["world"]
     torch = _require_gpu()
@@ -429,10 +429,10 @@ def try_all_reduce(settings: Answer) -> Answer:
 
 
 def _time_reductions(torch: Any, dist: Any, data: Any, streak: int) -> float:
-    """Return the seconds that an all-reduce adds to a CUDA graph of so many.
+    """Return the seconds that each of ``streak`` all-reduces adds to a graph of short kernels.
 
-    As in a step, short kernels stand between them. Back to back, torch's took 18.5 instead of 7.2
-    microseconds on two H200; NCCL without torch took 6.9.
+    As in a step, those stand between them: 7.2 microseconds each with torch on two H200, but 18.5
+    back to back. NCCL called without torch took 6.9 back to back.
     """
     kernels = [partial(data.mul_, 1.0)] * _KERNELS_BETWEEN
     reduction = partial(dist.all_reduce, data)
@@ -473,7 +473,7 @@ def try_decode(settings: Answer) -> Answer:
 
 
 def _time_graph(torch: Any, kernels: Sequence[Callable[[], object]]) -> float:
-    """Return the seconds of some kernels, as a CUDA graph that is replayed ten times."""
+    """Return the seconds of one run of kernels as a CUDA graph: the mean of ten replays."""
     for launch in kernels:
         launch()
     torch.cuda.synchronize()
@@ -490,7 +490,7 @@ def _time_graph(torch: Any, kernels: Sequence[Callable[[], object]]) -> float:
         graph.replay()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) / 10_000
+    return float(start.elapsed_time(end)) / 10_000  # ten replays, in milliseconds
 
 
 def try_routing(settings: Answer) -> Answer:

@@ -174,7 +174,7 @@ class Liveness:
 
     @property
     def silent(self) -> float:
-        """Return for how many seconds the server has not proved that it lives."""
+        """Return for how many seconds the server itself gave no proof; a node's work is none."""
         return time.monotonic() - self.last_proof_at
 
     def look(self) -> ServerLife:

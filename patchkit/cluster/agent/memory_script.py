@@ -160,7 +160,7 @@ class MemoryGuard:
         self._paths = {_read_group(os.getpid()).with_name(settings["unit"])}
 
         self._looks = collections.deque[ProcessSizes]()
-        self._noted_at = 0.0
+        self._noted_at = -math.inf
         self._effort = 0.0  # seconds of the last look at processes
         self._status = ""
 
@@ -237,7 +237,7 @@ class MemoryGuard:
         runs = self._has_members()
         is_short = False
         if not runs:
-            # Then the rank holds what it takes, but for ``mark``, or for half of little.
+            # Once less is left, the rank holds all but ``mark`` of what it takes, or at least half.
             until = left - self.takes + min(self.mark, self.takes / 2)
             is_short = left < self.needs or not self._take_turn(
                 until, now + _LONGEST_WAIT
@@ -253,7 +253,7 @@ class MemoryGuard:
             _try(say, "the rank starts without the memory that it needs")
         _try(notify, "READY=1\nSTATUS=")
         self._status = ""
-        self._noted_at = 0.0
+        self._noted_at = -math.inf
 
     def _take_turn(self, until: float, ends: float) -> bool:
         """Take the turn unless another start has it; return whether this one has it.
@@ -264,7 +264,7 @@ class MemoryGuard:
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._turn_until = until
             self._wait_ends = ends
-            # A planned load may swap, and so stall: that counts only below what the load leaves.
+            # A planned load may swap, and so stall: a stall ends the rank below what it will leave.
             mark = max(self.floor, min(self.mark, until - self.mark))
             _try(self._trigger.send, b"%d" % mark)
             return True
@@ -414,7 +414,7 @@ def _read_group(pid: int) -> Path:
 
 
 def describe_growth(looks: Iterable[ProcessSizes], now: ProcessSizes) -> str:
-    """Return what grew most since the first one of some looks since which anything did."""
+    """Return what grew most since the first of ``looks`` that shows growth, or that none grew."""
     text = ""
     for before in looks:
         subject, grown = most_grown(before, now)

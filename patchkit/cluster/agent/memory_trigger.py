@@ -102,7 +102,7 @@ class RankGroup:
 
     ``members`` is the open list of its processes; ``kill`` its open file that ends them, -1 where
     only root may write that, as for docker's containers, whose processes are the user's.
-    ``ended`` is None until it is ended, then whether that was at once; None again with memory.
+    ``ended`` is None until it is ended, then whether by ``kill``; None again once memory is enough.
     ``refused`` are processes that live, since this user may not end them.
     """
 
@@ -118,7 +118,7 @@ class RankGroup:
         return []
 
     def end(self) -> bool:
-        """End all processes; return whether that was at once, so that none can be left."""
+        """End all processes; return whether by ``kill``, so that none can be left."""
         with suppress(OSError):  # it is -1, or the group is gone
             os.write(self.kill, b"1")
             return True
@@ -149,6 +149,7 @@ class Trigger:
     def __init__(self, floor: float, mark: float, channel: socket.socket) -> None:
         self.floor = floor  # KiB: below it the rank ends
         self.mark = mark  # and below this one if all processes wait
+        # Stays when a load lowers ``mark``: with so many KiB, ended groups count as new.
         self._enough = mark
         self._channel = channel
         self._reader = MemoryReader()
@@ -195,7 +196,7 @@ class Trigger:
     def _end_rank(self, memory: MemoryLeft) -> None:
         """Kill the rank, and tell the guard the first time; later calls kill what is left of it.
 
-        A group that was ended at once is left alone: systemd's programs for the end run in it.
+        A group that ``kill`` ended is left alone: the unit's ExecStopPost= runs in it.
         """
         living = [group for group in self._groups if group.read_members()]
 

@@ -91,7 +91,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
 
 
 def _whole_log(log: ReadLog, is_well: bool) -> Findings:
-    """Yield the findings about the log as a whole, of which ``is_well`` says that no error is."""
+    """Yield the findings about the log as a whole; ``is_well``: it has no error and no warning."""
     if log.earlier:
         text = f"an earlier start failed, the last of {log.begun} is judged"
         yield Finding(

@@ -259,7 +259,7 @@ def count_drafted(flags: Values) -> int:
 
 
 def _prefix_rules(config: Config, flags: Values, vllm: str) -> PrefixRules:
-    """Return the first rules for a release, flags and kind of recurrent layers, else the last."""
+    """Return the first prefix-caching rules that fit release, flags and layers, else the last."""
     given = {"", *flags, *map("=".join, flags.items())}
     for rules in load_budget().prefix:
         has_layers = _first_count(config, rules.layers)

@@ -151,7 +151,7 @@ class MemoryPlan:
 
     @property
     def taken_gib(self) -> float:
-        """Return what must be free for the cache as planned.
+        """Return what must be free before a start with the planned cache; see ``held_gib``.
 
         vLLM does not start unless its whole share is free, whatever the size of the cache.
         """
@@ -184,7 +184,7 @@ class MemoryPlan:
     def list_contexts(self) -> list[tuple[float, str]]:
         """Return the bytes of the longest context and of shorter ones, with the flag for each.
 
-        The shortest is one that a model is worth starting for. Unknown ones take none.
+        The shortest is worth a start. If none is known: no bytes, no flag.
         """
         longest = self.longest_context
         if not longest:

@@ -261,6 +261,13 @@ def test_figures_are_on_the_disk_and_say_that_systemd_ended_the_guard():
     assert (left > 0, has_ended) == (True, True)
 
 
+def test_soon_after_a_boot_it_can_say_who_grew(monkeypatch):
+    monkeypatch.setattr(memory_script.time, "monotonic", lambda: 3.0)
+    guard = guard_with(0.001)
+    guard.look()
+    assert "grew" in guard._describe(MemoryReader().read())
+
+
 def test_the_one_who_grew_is_named(group):
     guard = guard_with(0.001)
     guard.look_at_processes(MemoryReader().read())
