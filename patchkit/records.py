@@ -124,6 +124,12 @@ def read_user_toml(kind: type[T], path: Path) -> T:
     return read_toml(kind, path, hint=f"correct {path}")
 
 
+def read_tsv(path: Path) -> list[list[str]]:
+    """Return the cells of a table, row by row; a line that begins with # is a comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if line and line[0] != "#"]
+
+
 def _fields_by_key(kind: type) -> dict[str, Any]:
     """Return key in a file → field for the fields of a dataclass."""
     settable = (field for field in fields(kind) if field.init)

@@ -66,7 +66,7 @@ class Change:
 
 
 @positional
-class Step:
+class FileChange:
     """The change of one file in a journal: sha256 before and after, "" for no file."""
 
     path: PlainPath
@@ -78,7 +78,7 @@ class Step:
 class Steps:
     """The content of a journal; ``folders`` are the folders that the change makes."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[FileChange, ...]
     folders: tuple[PlainPath, ...]
     format: Literal[1] = 1
 
@@ -232,7 +232,7 @@ class Journal:
             sync(folder)
         return staged
 
-    def _stage_change(self, number: int, change: Change) -> Step:
+    def _stage_change(self, number: int, change: Change) -> FileChange:
         place = place_of(self.root, change.path)
         if file_digest(place) != change.before:
             raise _changed_meanwhile(change.path)
@@ -253,10 +253,10 @@ class Journal:
         result = self.folder / "after" / str(number)
         if isinstance(change.after, Path):
             second_name(change.after, result)
-            return Step(change.path, change.before, sha256_of(result))
+            return FileChange(change.path, change.before, sha256_of(result))
         if change.after is not None:
             write_staged(result, BytesIO(change.after), old, _nearest_folder(place))
-        return Step(change.path, change.before, digest(change.after))
+        return FileChange(change.path, change.before, digest(change.after))
 
     def _new_folders(self, changes: Sequence[Change]) -> Texts:
         """Return the folders that the changes make, relative to the root, outer ones first."""

@@ -14,14 +14,12 @@ import struct
 from collections.abc import Mapping
 from functools import cache
 
-from patchkit.records import RECIPES
+from patchkit.records import RECIPES, read_tsv
 
 
 def _read_table(name: str) -> dict[str, list[str]]:
     """Return the rows of a table of recipes, by their first column."""
-    text = (RECIPES / name).read_text(encoding="utf-8")
-    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
-    return {name: cells for name, *cells in rows}
+    return {name: cells for name, *cells in read_tsv(RECIPES / name)}
 
 
 # Name: number on x86_64, number on aarch64 ("-": does not exist there).

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 from patchkit.digests import digest
 from patchkit.errors import RecipeError, SourceError, UsageError
 from patchkit.frozen import Texts, Values, frozen
-from patchkit.records import Sha256, matching, read_toml
+from patchkit.records import Sha256, matching, read_toml, read_tsv
 from patchkit.source.git import read_blob
 from patchkit.source.project import Project, recipe_folder
 from patchkit.source.tree import SourceTree
@@ -253,10 +253,7 @@ def release_files(project: str) -> dict[str, dict[str, str]]:
 
     names = read_toml(list[str], place.with_name("recipe.toml"), key="releases")
     files: dict[str, dict[str, str]] = {}
-    for line in place.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            continue
-        path, first, last, begins = line.split("\t")
+    for path, first, last, begins in read_tsv(place):
         stop = names.index(last) + 1
         for name in names[names.index(first) : stop]:
             files.setdefault(name, {})[path] = begins

@@ -71,8 +71,7 @@ from patchkit.wheel.build.toolchain import (
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import ANY, WheelName
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.repack.origin import find_wheel
-from patchkit.wheel.repack.repack import repack_wheel
+from patchkit.wheel.repack.repack import find_wheel, repack_wheel
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import (
     VllmOrder,

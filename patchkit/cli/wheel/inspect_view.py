@@ -33,8 +33,12 @@ from patchkit.wheel.device.libraries import (
     needed_versions,
 )
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import WheelMetadata, native_claim, read_metadata
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import (
+    WheelFile,
+    WheelMetadata,
+    native_claim,
+    read_metadata,
+)
 from patchkit.wheel.native.listing import first_use_entries
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")

@@ -20,7 +20,7 @@ from patchkit import errors
 from patchkit.errors import UsageError
 from patchkit.finding import fill_texts
 from patchkit.frozen import Fields, Values, frozen
-from patchkit.records import RECIPES, read_toml
+from patchkit.records import RECIPES, read_toml, read_tsv
 from patchkit.runtime.rules.vllm_names import variable_readers
 
 _HOME = RECIPES / "env"
@@ -158,15 +158,13 @@ def read_env_data(name: str) -> Fields:
 @cache
 def read_table(*places: Path) -> Table:
     """Return the table of several files together."""
-    rows: list[Lifetime] = []
-    for place in places:
-        for line in place.read_text(encoding="utf-8").splitlines():
-            if line and not line.startswith("#"):
-                name, first, last, default = line.split("\t")
-                row = Lifetime(name=name, first=first, last=last, default=default)
-                rows.append(row)
-
-    return Table(rows)
+    rows = (row for place in places for row in read_tsv(place))
+    return Table(
+        [
+            Lifetime(name=name, first=first, last=last, default=default)
+            for name, first, last, default in rows
+        ]
+    )
 
 
 def refusal(key: str, **fields: object) -> errors.PatchkitError:

@@ -24,8 +24,7 @@ from patchkit.runtime.memory.plan import (
 from patchkit.runtime.memory.pool import MemoryPool
 from patchkit.runtime.memory.weights import Weights, find_weights
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.node.fabric import find_fabric
-from patchkit.runtime.node.topology import choose_address, find_lan
+from patchkit.runtime.node.topology import choose_address, find_fabric, find_lan
 from patchkit.runtime.rules.presets import (
     Broken,
     Preset,

@@ -30,8 +30,12 @@ from patchkit.source.releases import ForReleases
 from patchkit.target import Load, Target, best_load, list_archs, parse_arch, toolkits
 from patchkit.wheel.device.inspect import Binaries, Binary, best_reach, inspect_wheel
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
-from patchkit.wheel.file.wheelfile import WheelFile, WheelName
+from patchkit.wheel.file.wheelfile import (
+    WheelFile,
+    WheelMetadata,
+    WheelName,
+    read_metadata,
+)
 
 
 @frozen

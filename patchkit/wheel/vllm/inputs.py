@@ -47,7 +47,7 @@ from patchkit.wheel.device.inspect import Binaries, inspect_wheel
 from patchkit.wheel.device.libraries import Judgements, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 from patchkit.wheel.native.make import members_of
-from patchkit.wheel.repack.origin import upstream_wheels
+from patchkit.wheel.repack.repack import upstream_wheels
 
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
 _UNCOMPARED = " (not compared with the pin)"

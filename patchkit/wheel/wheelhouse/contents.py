@@ -9,8 +9,7 @@ from pathlib import Path
 from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.frozen import Texts
-from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.file.wheelfile import Facts, WheelName
+from patchkit.wheel.file.wheelfile import Facts, WheelName, find_faults
 from patchkit.wheel.wheelhouse.storage import (
     Manifest,
     ManifestEntry,

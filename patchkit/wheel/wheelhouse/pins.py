@@ -20,9 +20,15 @@ from patchkit.source.project import projects
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binaries, inspect_wheel
-from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.file.wheelfile import ANY, Facts, WheelFile, WheelName
+from patchkit.wheel.file.wheelfile import (
+    ANY,
+    Facts,
+    WheelFile,
+    WheelMetadata,
+    WheelName,
+    read_metadata,
+)
 from patchkit.wheel.wheelhouse.contents import known_wheels
 from patchkit.wheel.wheelhouse.storage import (
     MANIFEST,

@@ -25,7 +25,7 @@ from patchkit.target import Target
 from patchkit.wheel.device.inspect import jit_entries, prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import find_faults, native_claim
+from patchkit.wheel.file.wheelfile import find_faults, native_claim
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
     known_wheels,

@@ -30,7 +30,7 @@ from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.fetch import fetch
 from patchkit.wheel.build.torch_toolkit import driver_stand_in
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.repack.origin import upstream_wheels
+from patchkit.wheel.repack.repack import upstream_wheels
 from support.proving import LIBRARY, libnccl_of, require, run
 from tools import run_program
 

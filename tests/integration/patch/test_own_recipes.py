@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from patchkit.source.fetch import cache_dir
-from patchkit.wheel.file.metadata import find_faults
+from patchkit.wheel.file.wheelfile import find_faults
 from support import run_program, write_files
 from support.wheels import write_wheel
 

@@ -23,11 +23,9 @@ from patchkit.source.tree import Sandboxed
 from patchkit.target import targets
 from patchkit.wheel.build import machine
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
-from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.repack import origin as repack_origin
-from patchkit.wheel.repack.origin import find_wheel
-from patchkit.wheel.repack.repack import repack_wheel
+from patchkit.wheel.file.wheelfile import WheelFile, find_faults
+from patchkit.wheel.repack import repack
+from patchkit.wheel.repack.repack import find_wheel, repack_wheel
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.pins import read_listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
@@ -98,7 +96,7 @@ def known(monkeypatch):
             size=wheel.stat().st_size,
         )
         monkeypatch.setattr(
-            repack_origin, "upstream_wheels", lambda _project, _cpu: {VERSION: entry}
+            repack, "upstream_wheels", lambda _project, _cpu: {VERSION: entry}
         )
         return wheel
 

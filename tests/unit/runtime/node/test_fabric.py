@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.runtime.node.fabric import find_fabric
-from patchkit.runtime.node.topology import Attachment, choose_attachment
+from patchkit.runtime.node.topology import Attachment, choose_attachment, find_fabric
 from support.hosts import with_netdev
 
 FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")

@@ -14,9 +14,8 @@ from packaging.version import Version
 
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.wheel.device.libraries import check_wheel
-from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import WheelFile, read_metadata
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
 from support.wheels import write_wheel, write_zip
 

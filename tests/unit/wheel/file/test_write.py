@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import WheelFile, find_faults
 from patchkit.wheel.file.write import rewrite_wheel, seal_wheel
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
 from support.wheels import write_zip

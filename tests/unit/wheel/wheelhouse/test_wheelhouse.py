@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.file.metadata import find_faults
+from patchkit.wheel.file.wheelfile import find_faults
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
 from support.filling import contents, held, kinds
