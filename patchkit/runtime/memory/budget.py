@@ -58,6 +58,19 @@ class PrefixRules:
 
 
 @frozen
+class PaddedExperts:
+    """Experts that the kernel of most devices rounds up to multiples of numbers.
+
+    ``tensors`` is the pattern of their names, ``unless`` are devices whose kernel does not.
+    """
+
+    tensors: str
+    hidden: int
+    inner: int
+    unless: Texts
+
+
+@frozen
 class MemoryBudget:
     """The contents of memory.toml; its head describes the tables."""
 
@@ -68,6 +81,7 @@ class MemoryBudget:
     ]
     intervals: Values
     prefix: tuple[PrefixRules, ...]
+    padded: PaddedExperts
     pattern: Values
     state: Mapping[str, Texts]
     whole: Texts

@@ -294,7 +294,7 @@ def _rank_rows(
     beside = load_budget().beside
     division = division_of(flags)
 
-    size = rank_bytes(checkpoint, division, flags) / BYTES_PER_GIB
+    size = rank_bytes(checkpoint, division, flags, request.pool.target) / BYTES_PER_GIB
     yield MemoryRow("weights", size, "its tensors")
     if request.drafter_gib and DRAFTING in flags:
         part = request.drafter_gib / division.tensor

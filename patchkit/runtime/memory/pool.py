@@ -23,7 +23,7 @@ class MemoryPool:
 
     ``shared`` says that CPU and GPU share it; otherwise it is the GPU's alone. ``whose`` names the
     device. ``floor_gib`` is kept free: below it the guard ends the rank. ``note`` tells a user
-    which size was used and why, "" for the host's own size.
+    which size was used and why, "" for the host's own size. ``target`` is the device's profile.
     """
 
     gib: float | None
@@ -31,6 +31,7 @@ class MemoryPool:
     whose: str
     note: str = ""
     floor_gib: float = 0.0
+    target: str = DEFAULT_TARGET
 
 
 def memory_pool(host: Host, node: Node, floor_gib: float | None = None) -> MemoryPool:
@@ -42,7 +43,8 @@ def memory_pool(host: Host, node: Node, floor_gib: float | None = None) -> Memor
     device = targets().get(node.target)
     if floor_gib is None:
         floor_gib = device.memory_floor if device else 0.0
-    return replace(_find_pool(host, node), floor_gib=floor_gib)
+    pool = _find_pool(host, node)
+    return replace(pool, floor_gib=floor_gib, target=node.target)
 
 
 def _find_pool(host: Host, node: Node) -> MemoryPool:

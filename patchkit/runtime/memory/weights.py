@@ -12,6 +12,7 @@ from patchkit.runtime.memory.budget import load_budget
 from patchkit.runtime.memory.checkpoint import (
     EMBEDDINGS,
     Checkpoint,
+    Config,
     Tensor,
     head_size,
     read_count,
@@ -121,15 +122,21 @@ def drafting_settings(flags: Values) -> Fields:
     return read_json(Fields, flags.get(DRAFTING, "{}"))
 
 
-def rank_bytes(checkpoint: Checkpoint, division: Division, flags: Values) -> float:
-    """Return the bytes of weights of the rank that holds most."""
+def rank_bytes(
+    checkpoint: Checkpoint, division: Division, flags: Values, target: str
+) -> float:
+    """Return the bytes of weights of the rank that holds most, on a device called ``target``."""
     heads = read_count(checkpoint.config, "num_key_value_heads") or division.tensor
     bytes_by_layer: Counter[int] = Counter()
     aside = 0.0
     outside = []
+    padded = load_budget().padded
+    growth = _padded_growth(checkpoint.config, division.tensor)
 
     for tensor in _loaded_tensors(checkpoint, flags):
         size = _loaded_size(tensor) / _count_parts(tensor, division.tensor, heads)
+        if target not in padded.unless and re.search(padded.tensors, tensor.name):
+            size *= growth
         if tensor.aside:
             aside += size
         elif tensor.layer is None:
@@ -142,6 +149,20 @@ def rank_bytes(checkpoint: Checkpoint, division: Division, flags: Values) -> flo
     # The first stage of a pipeline has the embeddings, the last one the head.
     tables = sum(outside) if division.layer == 1 else max(outside, default=0)
     return largest + aside + tables + _rope_bytes(checkpoint)
+
+
+def _padded_growth(config: Config, tensor_parts: int) -> float:
+    """Return by how much Marlin's form of experts is larger than that of the checkpoint."""
+    padded = load_budget().padded
+    multiples = {
+        "hidden_size": padded.hidden,
+        "intermediate_size": padded.inner * tensor_parts,
+    }
+    growth = 1.0
+    for key, multiple in multiples.items():
+        size = read_count(config, key) or multiple
+        growth *= math.ceil(size / multiple) * multiple / size
+    return growth
 
 
 def embedding_bytes(checkpoint: Checkpoint, tensor_parts: int) -> float:

@@ -56,7 +56,7 @@ MISSED_WEIGHTS = {
 }
 # More than the 4 % that all others keep: the same two. Requests took 0.7 GiB of gptoss_20b's.
 MISSED_WHOLE = {"awq_dense": 0.047, "gptoss_20b": 0.063}
-H200 = MemoryPool(gib=139.8, shared=False, whose="H200")
+H200 = MemoryPool(gib=139.8, shared=False, whose="H200", target="h200")
 
 
 def checkpoint_of(row):
@@ -214,6 +214,24 @@ OFF = {"--no-enable-prefix-caching": ""}
 def test_releases_keep_other_states(config, vllm, flags, states, block):
     shape = cache_shape(config, flags, batch=2048, vllm=vllm)
     assert (shape.states, shape._block_tokens()) == (states, block)
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "gib"), [(24, 32, 13.72), (36, 128, 65.97)]
+)
+def test_marlin_rounds_up_experts_of_gpt_oss(layers, experts, gib):
+    """Logs that were published of gpt-oss-20b and gpt-oss-120b name these sizes."""
+    row = KINDS["gptoss_20b"]
+    tensors = [
+        group
+        | {"size": group["size"] * (experts // 32 if "experts" in group["name"] else 1)}
+        | {"numbers": range(layers) if group["numbers"] else []}
+        for group in row["tensors"]
+    ]
+    config = row["config"] | {"num_hidden_layers": layers, "num_local_experts": experts}
+    larger = checkpoint_of(row | {"config": config, "tensors": tensors})
+    plan = plan_of(row, SPARK, checkpoint=larger)
+    assert plan.rows[0].gib == pytest.approx(gib, rel=0.002)
 
 
 def test_a_window_keeps_no_more_than_it_needs():
