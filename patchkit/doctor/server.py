@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.group_script import EMBEDDING, TokenAnswer
-from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.agent.node_state import UnitState
 from patchkit.cluster.openai.server_answers import ServerAnswers
 from patchkit.cluster.ssh.ssh import make_finding, ssh_command
 from patchkit.finding import Findings

@@ -10,9 +10,8 @@ from patchkit.cluster.agent.node_facts import (
     NodeFacts,
     PythonContents,
 )
-from patchkit.cluster.agent.node_state import NodeState
+from patchkit.cluster.agent.node_state import NodeState, UnitState
 from patchkit.cluster.agent.processes import Listener, Process
-from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterNode, ServeChoices
 from patchkit.cluster.launch.ranks import planned_ranks, served_model

@@ -37,8 +37,7 @@ from patchkit.cli.runtime.node_options import memory_lines, note_lines
 from patchkit.cluster.agent.group_script import ANSWERED
 from patchkit.cluster.agent.judge import BLIND, ENDED
 from patchkit.cluster.agent.memory_record import STAYS_DOWN
-from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_state import OFF, UnitState
+from patchkit.cluster.agent.node_state import OFF, NodeState, UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import (
     Cluster,

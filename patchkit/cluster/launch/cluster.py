@@ -17,10 +17,10 @@ from patchkit.cluster.agent import links as on_head
 from patchkit.cluster.agent import node_facts, node_files, node_state
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_state import (
+from patchkit.cluster.agent.node_state import (
     JournalLine,
     NodeLine,
+    NodeState,
     UnitState,
     read_units,
 )

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from types import NoneType
 
-from patchkit.cluster.agent import node_state, unit_state
+from patchkit.cluster.agent import node_state
 from patchkit.cluster.agent.judge import (
     ANSWERS,
     DOUBT,
@@ -20,8 +20,13 @@ from patchkit.cluster.agent.judge import (
     ServerLife,
     read_life,
 )
-from patchkit.cluster.agent.node_state import NodeState
-from patchkit.cluster.agent.unit_state import OFF, JournalLine, NodeLine, UnitState
+from patchkit.cluster.agent.node_state import (
+    OFF,
+    JournalLine,
+    NodeLine,
+    NodeState,
+    UnitState,
+)
 from patchkit.cluster.launch.cluster import (
     Cluster,
     check_stopped,
@@ -78,7 +83,7 @@ def wait_until_answered(
     began = time.monotonic()
     head = cluster.head
     invocation = ""
-    stream = head.stream(list[UnitState], unit_state.follow_units, units=cluster.units)
+    stream = head.stream(list[UnitState], node_state.follow_units, units=cluster.units)
 
     # Somebody may keep an error raised in the block: without `closing` it keeps the connection.
     with closing(stream):
@@ -277,7 +282,7 @@ def _watch_again(
         return
 
     if is_unwatched(cluster, guard):
-        cluster.head.call(NoneType, unit_state.begin_unit, unit=guard.unit)
+        cluster.head.call(NoneType, node_state.begin_unit, unit=guard.unit)
         text = f"{guard.unit} was {guard.active}, and is started again"
         watcher.note(f"{cluster.head.destination}: {text}")
 

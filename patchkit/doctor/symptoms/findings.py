@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from patchkit.cluster.agent.unit_state import NodeLine
+from patchkit.cluster.agent.node_state import NodeLine
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line
 from patchkit.doctor.symptoms.messages import (

@@ -11,8 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 from patchkit.cluster.agent import node_state
-from patchkit.cluster.agent.node_state import compile_modules
-from patchkit.cluster.agent.unit_state import JournalLine
+from patchkit.cluster.agent.node_state import JournalLine, compile_modules
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.runtime.host.host import FlashInfer, Memory
 from patchkit.runtime.host.software import find_flashinfer

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from patchkit.cluster.agent.health import look_for_troubles, memory_kills
-from patchkit.cluster.agent.node_state import end_group
-from patchkit.cluster.agent.unit_state import read_units
+from patchkit.cluster.agent.node_state import end_group, read_units
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from support import write_files
 

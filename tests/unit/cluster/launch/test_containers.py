@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.launch.containers import mount
 from patchkit.cluster.launch.start_plan import make_plan
 from patchkit.cluster.launch.survey import survey_nodes
+from patchkit.cluster.launch.units import mount
 from patchkit.errors import HostError, StorageError, UsageError
 from support.checked import check_text
 from support.clusters import cluster, image_facts, node_facts, units_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.agent.unit_state import JournalLine
+from patchkit.cluster.agent.node_state import JournalLine
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import (
     explain_failed_start,
