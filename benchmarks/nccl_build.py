@@ -28,9 +28,8 @@ from patchkit.patching.fix import Request
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import find_origin
 from patchkit.target import targets, toolkits
-from patchkit.wheel.build.machine import jobs_for
+from patchkit.wheel.build.machine import find_toolchain, jobs_for
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder
-from patchkit.wheel.build.toolchain import find_toolchain
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 RELEASE = "nccl==2.29.7"

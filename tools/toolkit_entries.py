@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchkit.records import read_toml
 from patchkit.target import Toolkit
-from patchkit.wheel.build.toolchain import MACHINES, ToolkitWheel
+from patchkit.wheel.build.machine import MACHINES, ToolkitWheel
 from tools.decisions import Decision
 from tools.index_entries import wheel_entries
 from tools.remote_wheel import requirements

@@ -34,8 +34,7 @@ from patchkit.frozen import Fields, Values, frozen
 from patchkit.http_exchange import HttpServer
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
-from patchkit.runtime.host.machine_root import ToolUnavailable
-from patchkit.runtime.host.probe import parse_rows, query_gpus
+from patchkit.runtime.host.probe import ToolUnavailable, parse_rows, query_gpus
 
 _LOAD = read_toml(Fields, RECIPES / "bench.toml", key="load")
 _POLL = 0.5  # seconds between two looks at the GPUs and the metrics

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from patchkit.wheel.wheelhouse.contents import load_manifest
+from patchkit.wheel.wheelhouse.storage import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
 
 OURS = "2.28.9+gb10.abc123"

@@ -10,7 +10,7 @@ import pytest
 
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.target import Toolkit, toolkits
-from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
+from patchkit.wheel.build.machine import Toolchain, find_toolchain
 from patchkit.wheel.native.assemble import Assembler
 from support import PACKAGES
 

@@ -60,8 +60,7 @@ from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.env_file import write
-from patchkit.runtime.host.machine_root import LIVE
-from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.rules.releases import read_env_data, refusal
 
 

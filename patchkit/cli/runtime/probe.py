@@ -28,8 +28,7 @@ from patchkit.cli.render import (
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gpu, Host, Nccl, Netdev, Rdma, Software
-from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
-from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.probe import LIVE, RecordingWriter, probe
 from patchkit.runtime.rules.releases import read_env_data, variable_table
 from patchkit.target import is_unified
 from patchkit.units import KIB_PER_GIB

@@ -47,7 +47,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
 from patchkit.runtime.rules.presets import named_preset
-from patchkit.runtime.serve.compiled_modules import MODULES
+from patchkit.runtime.serve.command_notes import MODULES
 from patchkit.source.releases import named_version
 from patchkit.source.resolve import find_origin, locked_origin
 from patchkit.source.tree import SourceTree
@@ -56,18 +56,16 @@ from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.compiled import BuiltWheel, CompileOrder
 from patchkit.wheel.build.flashinfer import FlashInferOrder, build_flashinfer
 from patchkit.wheel.build.machine import (
+    MACHINES,
     BuildPlan,
     Jobs,
+    find_toolchain,
     jobs_for,
+    missing_tools,
     plan_vllm,
 )
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
-from patchkit.wheel.build.toolchain import (
-    MACHINES,
-    find_toolchain,
-    missing_tools,
-)
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import ANY, WheelName
 from patchkit.wheel.native.assemble import Assembler
@@ -80,16 +78,16 @@ from patchkit.wheel.vllm.from_source import (
     vllm_source,
 )
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.wheelhouse.contents import (
-    add_wheel,
-    check_folder,
-    check_room,
-    load_manifest,
-)
 from patchkit.wheel.wheelhouse.overrides import (
     default_version,
     require_wanted,
     wanted_release,
+)
+from patchkit.wheel.wheelhouse.storage import (
+    add_wheel,
+    check_folder,
+    check_room,
+    load_manifest,
 )
 
 

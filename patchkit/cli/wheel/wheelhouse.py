@@ -41,7 +41,6 @@ from patchkit.frozen import Texts
 from patchkit.quoting import quoted
 from patchkit.source.project import first_example
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_platform
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
@@ -55,6 +54,7 @@ from patchkit.wheel.wheelhouse.storage import (
     Kind,
     ManifestEntry,
     Override,
+    load_manifest,
 )
 from patchkit.wheel.wheelhouse.verify import (
     Verified,

@@ -21,8 +21,13 @@ from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.process import attempt
 from patchkit.reading import read_environment
-from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, parse_whole
-from patchkit.runtime.host.probe import parse_rows, query_gpus
+from patchkit.runtime.host.probe import (
+    LIVE,
+    ToolUnavailable,
+    parse_rows,
+    parse_whole,
+    query_gpus,
+)
 
 _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
 _SECONDS = 3.0  # for each program

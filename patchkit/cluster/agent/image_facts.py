@@ -26,7 +26,7 @@ from patchkit.frozen import Fields, Texts, frozen
 from patchkit.process import ask, attempt
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.host.machine_root import LIVE
+from patchkit.runtime.host.probe import LIVE
 from patchkit.runtime.host.software import find_ptxas, read_software
 
 

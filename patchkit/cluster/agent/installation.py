@@ -45,8 +45,7 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.records import RecordError, Sha256, matching, read_json, record
 from patchkit.runtime.host.host import Gpu
-from patchkit.runtime.host.machine_root import LIVE, Reader
-from patchkit.runtime.host.probe import read_gpus
+from patchkit.runtime.host.probe import LIVE, Reader, read_gpus
 from patchkit.runtime.python.distributions import (
     find_distributions,
     read_header,

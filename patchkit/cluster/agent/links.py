@@ -19,7 +19,7 @@ from patchkit.follow import Completed
 from patchkit.foreign import read_json
 from patchkit.frozen import Texts, frozen
 from patchkit.process import attempt
-from patchkit.runtime.host.machine_root import LIVE, Reader
+from patchkit.runtime.host.probe import LIVE, Reader
 
 HEADERS = 28
 """Bytes of the headers of IPv4 (20) and ICMP (8); the largest payload of a ping is the MTU less."""

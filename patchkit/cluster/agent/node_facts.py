@@ -35,8 +35,7 @@ from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError, record
 from patchkit.runtime.host.host import Host, Software
-from patchkit.runtime.host.machine_root import LIVE, parse_whole
-from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.probe import LIVE, parse_whole, probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.memory.checkpoint import Checkpoint, folder_checkpoint
 from patchkit.runtime.python.distributions import (

@@ -44,8 +44,7 @@ from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt
 from patchkit.records import RecordError, read_toml
 from patchkit.runtime.host.host import Memory
-from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
-from patchkit.runtime.host.probe import read_memory
+from patchkit.runtime.host.probe import LIVE, Reader, ToolUnavailable, read_memory
 from patchkit.units import KIB_PER_GIB
 
 NAME = re.compile("[a-z][a-z0-9-]*")

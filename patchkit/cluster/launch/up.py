@@ -47,8 +47,11 @@ from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.finding import finding_from_text
 from patchkit.frozen import frozen, positional
 from patchkit.quoting import quoted
-from patchkit.runtime.serve.command_notes import first_start_notes, missing_calls
-from patchkit.runtime.serve.compiled_modules import SCRIPT
+from patchkit.runtime.serve.command_notes import (
+    SCRIPT,
+    first_start_notes,
+    missing_calls,
+)
 
 _PAUSE = 2.0  # seconds between two questions to a server that is busy
 _LEFT = "the start compiles it beside the weights"

@@ -36,6 +36,7 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.rule import Advice, Names, select_entries
 from patchkit.runtime.serve.command_notes import (
     RECURRENT,
+    Module,
     asked_modules,
     context_notes,
     first_start_notes,
@@ -43,7 +44,6 @@ from patchkit.runtime.serve.command_notes import (
     model_notes,
     speed_notes,
 )
-from patchkit.runtime.serve.compiled_modules import Module
 from patchkit.runtime.serve.dense_layers import find_dense_layers
 from patchkit.runtime.serve.request import (
     ServeRequest,

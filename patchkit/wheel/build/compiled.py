@@ -33,8 +33,7 @@ from patchkit.source.archive import Progress, unpack
 from patchkit.source.resolve import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
-from patchkit.wheel.build.machine import WORK, emptied
-from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.machine import WORK, Toolchain, emptied
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import require_portable
 from patchkit.wheel.file.library_rules import library_rules

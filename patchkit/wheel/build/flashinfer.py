@@ -28,12 +28,12 @@ from patchkit.wheel.build.compiled import (
 )
 from patchkit.wheel.build.machine import (
     WORK,
+    check_toolchain,
     jobs_for,
     namespace_words,
     staging,
     work_folder,
 )
-from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
     build_toolkit,
     c_compiler,

@@ -21,8 +21,7 @@ from patchkit.wheel.build.compiled import (
     patch_sources,
     run_build,
 )
-from patchkit.wheel.build.machine import staging, work_folder
-from patchkit.wheel.build.toolchain import check_toolchain
+from patchkit.wheel.build.machine import check_toolchain, staging, work_folder
 from patchkit.wheel.file.wheelfile import Facts
 from patchkit.wheel.file.write import CUDA_LICENSE, as_text, digest_label
 

@@ -26,8 +26,8 @@ from patchkit.process import ask, run
 from patchkit.recipes.vllm.build import across
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.archive import Progress
+from patchkit.wheel.build.machine import CROSS, Toolchain
 from patchkit.wheel.build.requirements import for_machine, install_locked, made_once
-from patchkit.wheel.build.toolchain import CROSS, Toolchain
 
 _VERSIONED = r"(?P<name>lib[^/]+?\.so)\.\d+"
 _STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY of cuda.h

@@ -28,8 +28,7 @@ from patchkit.frozen import Texts, frozen
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.target import Toolkit, ptxas_figures, toolkits
 from patchkit.units import BYTES_PER_MIB
-from patchkit.wheel.build.machine import remove_stale
-from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
+from patchkit.wheel.build.machine import COMPILER, locked_toolkit, remove_stale
 
 _MAKING = ".making-"
 # Let glibc's malloc use huge pages: 16 ptxas at once took 14 % less processor time, and their

@@ -70,8 +70,7 @@ from patchkit.wheel.native.make import (
     native_parts,
     read_kernels,
 )
-from patchkit.wheel.wheelhouse.contents import Say, add_wheel, check_room
-from patchkit.wheel.wheelhouse.storage import repack_command
+from patchkit.wheel.wheelhouse.storage import Say, add_wheel, check_room, repack_command
 
 
 @frozen

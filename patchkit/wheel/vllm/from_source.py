@@ -63,6 +63,7 @@ from patchkit.wheel.build.compiled import (
 )
 from patchkit.wheel.build.machine import (
     WORK,
+    check_toolchain,
     emptied,
     namespace_words,
     network,
@@ -70,7 +71,6 @@ from patchkit.wheel.build.machine import (
     work_folder,
 )
 from patchkit.wheel.build.requirements import Environment, make_environment
-from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import (
     build_toolkit,
     cross_variables,

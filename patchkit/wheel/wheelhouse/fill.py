@@ -38,13 +38,6 @@ from patchkit.target import targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.torch import Torch, torch_of
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
-from patchkit.wheel.wheelhouse.contents import (
-    FILLING,
-    Say,
-    load_manifest,
-    read_settled,
-    replace_dependencies,
-)
 from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
     cuda_majors,
@@ -61,7 +54,16 @@ from patchkit.wheel.wheelhouse.resolve import (
     only_metadata,
     resolve_wheels,
 )
-from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
+from patchkit.wheel.wheelhouse.storage import (
+    FILLING,
+    Kind,
+    Manifest,
+    ManifestEntry,
+    Say,
+    load_manifest,
+    read_settled,
+    replace_dependencies,
+)
 
 if TYPE_CHECKING:
     from requests import Session

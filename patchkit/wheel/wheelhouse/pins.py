@@ -29,12 +29,12 @@ from patchkit.wheel.file.wheelfile import (
     WheelName,
     read_metadata,
 )
-from patchkit.wheel.wheelhouse.contents import known_wheels
 from patchkit.wheel.wheelhouse.storage import (
     MANIFEST,
     Kind,
     ManifestEntry,
     Overrides,
+    known_wheels,
     wheelhouse_command,
 )
 

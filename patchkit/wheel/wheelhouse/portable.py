@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchkit.errors import translated
 from patchkit.source.fetch import Progress, cache_dir, fetch
-from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit_wheels
+from patchkit.wheel.build.machine import COMPILER, locked_toolkit_wheels
 from patchkit.wheel.wheelhouse.fill import download_wheels, find_wheel_file
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, resolve_wheels
 

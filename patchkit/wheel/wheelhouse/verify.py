@@ -26,11 +26,6 @@ from patchkit.wheel.device.inspect import jit_entries, prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import find_faults, native_claim
-from patchkit.wheel.wheelhouse.contents import (
-    FILLING,
-    known_wheels,
-    load_manifest,
-)
 from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
@@ -43,6 +38,7 @@ from patchkit.wheel.wheelhouse.pins import (
 )
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
+    FILLING,
     JOURNAL,
     LINKED,
     MANIFEST,
@@ -53,7 +49,9 @@ from patchkit.wheel.wheelhouse.storage import (
     Overrides,
     commit_files,
     hold_wheelhouse,
+    known_wheels,
     listed_manifest,
+    load_manifest,
     open_for_reading,
     read_own,
     remove_link,

@@ -17,7 +17,6 @@ from e2e.cross_proof.arm64 import CPU, RootFs
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.file.wheelfile import ANY
-from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.storage import (
     MANIFEST,
     REQUIREMENTS,
@@ -25,6 +24,7 @@ from patchkit.wheel.wheelhouse.storage import (
     Kind,
     Manifest,
     ManifestEntry,
+    load_manifest,
     wheelhouse_command,
 )
 from support.proving import run

@@ -23,7 +23,7 @@ from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.launching import OPTIONS, kill_launcher
 from e2e.lifecycle.rack import ROOT
 from patchkit.process import attempt
-from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.storage import add_wheel
 from support import readme
 
 HOUSE = "wheelhouse"

@@ -32,12 +32,13 @@ from patchkit.source.fetch import transfer
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import WheelName
 from patchkit.wheel.wheelhouse import storage
-from patchkit.wheel.wheelhouse.contents import (
+from patchkit.wheel.wheelhouse.storage import (
+    Kind,
+    ManifestEntry,
     add_wheel,
     read_settled,
     replace_dependencies,
 )
-from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse
 from support.wheels import write_wheel
 

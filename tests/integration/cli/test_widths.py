@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.cli import out
-from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.storage import add_wheel
 from support import hosts
 from support.terminal import on_terminal, piped
 from support.vllm_wheels import vllm_wheel

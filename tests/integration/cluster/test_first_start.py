@@ -17,8 +17,7 @@ from patchkit.runtime.host.host import FlashInfer, Memory
 from patchkit.runtime.host.software import find_flashinfer
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.serve.args import serve_args
-from patchkit.runtime.serve.command_notes import missing_calls
-from patchkit.runtime.serve.compiled_modules import MODULES, SCRIPT
+from patchkit.runtime.serve.command_notes import MODULES, SCRIPT, missing_calls
 from patchkit.source.releases import read_wheel_lock
 from patchkit.units import KIB_PER_GIB
 from support import write_files

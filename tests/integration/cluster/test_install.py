@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.storage import add_wheel
 from support import write_files
 from support.filling import FACTS, OURS, THIS, fill
 from support.layout import NCCL, TORCH, VERSION, link

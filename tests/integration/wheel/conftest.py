@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from uv import find_uv_bin
 
-from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.storage import add_wheel
 from support import filling, run_program
 from support.filling import FACTS, OURS, TORCH
 from support.small_index import SmallIndex

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import patchkit
-from patchkit.wheel.wheelhouse.contents import load_manifest
+from patchkit.wheel.wheelhouse.storage import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
 from support import run_program
 from support.building import HERE, PATCHKIT, QUIET, SMALL, VERSION, wheels

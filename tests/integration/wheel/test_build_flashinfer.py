@@ -17,7 +17,7 @@ import pytest
 import patchkit
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.presets import named_preset
-from patchkit.runtime.serve.compiled_modules import MODULES
+from patchkit.runtime.serve.command_notes import MODULES
 from support import run_program
 from support.building import HERE, PATCHKIT, QUIET, wheels
 from support.comparing import first_member

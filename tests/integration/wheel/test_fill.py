@@ -12,9 +12,9 @@ import pytest
 from patchkit.errors import HashMismatchError
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.file.wheelfile import WheelName
-from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
+from patchkit.wheel.wheelhouse.storage import load_manifest
 from support.filling import ALL, LOCK, THIS, TORCH, contents, installed, locked
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 

@@ -26,8 +26,8 @@ from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
 from patchkit.wheel.file.wheelfile import WheelFile, find_faults
 from patchkit.wheel.repack import repack
 from patchkit.wheel.repack.repack import find_wheel, repack_wheel
-from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.pins import read_listed_wheels
+from patchkit.wheel.wheelhouse.storage import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
 from support import run_program
 from support.building import PATCHKIT

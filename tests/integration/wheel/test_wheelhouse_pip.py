@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add_wheel
 from patchkit.wheel.wheelhouse.overrides import default_version
+from patchkit.wheel.wheelhouse.storage import add_wheel
 from support.filling import THIS, TORCH, installed, locked
 from support.wheels import ELSEWHERE, HERE, OTHER_CPU, write_wheel
 

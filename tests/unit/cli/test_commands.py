@@ -19,7 +19,7 @@ from patchkit.runtime.envfile.env_file import NODES_MAX
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.rules import rule
 from patchkit.runtime.rules.presets import named_preset
-from patchkit.wheel.build.toolchain import MACHINES
+from patchkit.wheel.build.machine import MACHINES
 from support import readme
 from support.terminal import runnable
 

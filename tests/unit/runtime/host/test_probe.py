@@ -17,8 +17,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, Software, System
-from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
-from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.probe import RecordingWriter, ToolUnavailable, probe
 from support import hosts, write_files
 from support.machine_files import write
 from support.needed import need

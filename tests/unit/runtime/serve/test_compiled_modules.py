@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from patchkit.runtime.serve.compiled_modules import MODULES
+from patchkit.runtime.serve.command_notes import MODULES
 
 
 def count(release, major, *names):

@@ -8,8 +8,7 @@ from patchkit.runtime.host.host import FlashInfer
 from patchkit.runtime.rules.presets import load_flag_rules
 from patchkit.runtime.rules.rule import is_met, load_variable_rules
 from patchkit.runtime.serve.args import serve_args
-from patchkit.runtime.serve.command_notes import first_start_notes
-from patchkit.runtime.serve.compiled_modules import MODULES
+from patchkit.runtime.serve.command_notes import MODULES, first_start_notes
 from tools import serve_lines
 
 MOE = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"

@@ -14,7 +14,7 @@ from patchkit.wheel.build.compiled import (
     objects_to_make,
     run_build,
 )
-from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.machine import Toolchain
 from support.needed import need
 
 ENV = {"PATH": os.environ["PATH"]}

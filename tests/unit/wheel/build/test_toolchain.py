@@ -14,13 +14,13 @@ from patchkit.errors import HostError, SourceError
 from patchkit.process import run
 from patchkit.recipes.vllm.build import Needs, read_needs, recorded_needs
 from patchkit.target import targets, toolkits
-from patchkit.wheel.build.machine import missing_needs
-from patchkit.wheel.build.toolchain import (
+from patchkit.wheel.build.machine import (
     COMPILER,
     MACHINES,
     check_toolchain,
     find_toolchain,
     locked_toolkit_wheels,
+    missing_needs,
 )
 from support import write_files
 from support.needed import need, need_headers, need_toolchain

@@ -13,7 +13,7 @@ import pytest
 from patchkit.elf import read_dynamic
 from patchkit.errors import HostError, StorageError
 from patchkit.process import ask
-from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.machine import Toolchain
 from patchkit.wheel.build.torch_toolkit import (
     build_toolkit,
     cross_variables,

@@ -16,8 +16,7 @@ from patchkit.records import RECIPES
 from patchkit.source.releases import read_lock
 from patchkit.source.resolve import SourceOrigin
 from patchkit.target import targets
-from patchkit.wheel.build.machine import WORK
-from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.machine import WORK, Toolchain
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.inputs import (
     VllmOrder,

@@ -8,7 +8,6 @@ from packaging.version import Version
 from patchkit.errors import UsageError
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.file.wheelfile import WheelName
-from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
     default_version,
@@ -16,7 +15,13 @@ from patchkit.wheel.wheelhouse.overrides import (
     record_override,
     require_wanted,
 )
-from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry, write_documents
+from patchkit.wheel.wheelhouse.storage import (
+    Kind,
+    ManifestEntry,
+    add_wheel,
+    load_manifest,
+    write_documents,
+)
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel

@@ -4,8 +4,8 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add_wheel
 from patchkit.wheel.wheelhouse.overrides import wanted_release
+from patchkit.wheel.wheelhouse.storage import add_wheel
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel

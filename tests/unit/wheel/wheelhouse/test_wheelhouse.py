@@ -8,7 +8,7 @@ import pytest
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.file.wheelfile import find_faults
-from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
+from patchkit.wheel.wheelhouse.storage import add_wheel, check_room, load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
 from support.filling import contents, held, kinds
 from support.wheels import HERE, write_wheel

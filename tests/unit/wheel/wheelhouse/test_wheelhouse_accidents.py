@@ -15,20 +15,18 @@ import pytest
 
 from patchkit.errors import HashMismatchError, StorageError
 from patchkit.wheel.file.wheelfile import WheelName
-from patchkit.wheel.wheelhouse.contents import (
-    add_wheel,
-    check_room,
-    load_manifest,
-    read_settled,
-    replace_dependencies,
-)
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import NodePlatform
 from patchkit.wheel.wheelhouse.storage import (
     LINKED,
     Kind,
     ManifestEntry,
+    add_wheel,
+    check_room,
+    load_manifest,
     open_for_writing,
+    read_settled,
+    replace_dependencies,
 )
 from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
 from support import write_files
