@@ -8,7 +8,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from patchkit.cluster.agent import node_facts
-from patchkit.cluster.agent.links import Way
+from patchkit.cluster.agent.node_facts import Way
 from patchkit.cluster.agent.node_state import NodeLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterFile

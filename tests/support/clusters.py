@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from patchkit.cluster.agent.health import DiskRoom, NodeTroubles
 from patchkit.cluster.agent.image_facts import ImageFacts
-from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import (
     ModelPrint,
     NodeFacts,
+    PeerLink,
     PythonContents,
+    Way,
 )
 from patchkit.cluster.agent.node_state import NodeState, UnitState
 from patchkit.cluster.agent.processes import Listener, Process

@@ -1,7 +1,5 @@
 """Measure a server in rounds with vLLM's own benchmark; read results, and compare two series."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -34,6 +32,38 @@ _WARM_UP = (
     2**16
 )  # seed of the prompts before the first round, which no round asks again
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+
+
+@frozen
+class BenchLoad:
+    """Random ``prompts`` of ``depth`` tokens, answers of ``output``; ``concurrency`` at a time."""
+
+    depth: int
+    output: int
+    concurrency: int
+    prompts: int
+
+    @property
+    def name(self) -> str:
+        return f"in{self.depth}-out{self.output}-c{self.concurrency}"
+
+
+@frozen
+class MeasuredServer:
+    """A server at ``url``, and the ``python`` whose vLLM asks it.
+
+    ``model`` is the model's name there, ``tokenizer`` a folder or a name. ``words`` are those of
+    `vllm serve` on the head, ``shared`` the variables of all nodes, ``facts`` those of each node;
+    they are unknown for a server that patchkit did not start.
+    """
+
+    url: str
+    python: str
+    model: str
+    tokenizer: str
+    words: Texts = ()
+    shared: Values = field(default_factory=dict)
+    facts: tuple[NodeFacts, ...] = ()
 
 
 def server_of(cluster: Cluster, model: str, venv: str) -> MeasuredServer:
@@ -150,38 +180,6 @@ def _keep_conditions(folder: Path, conditions: Fields) -> None:
 
 _LONGEST_MEASUREMENT = 3600.0  # seconds
 _WORDS = read_toml(Texts, RECIPES / "bench.toml", key="words")
-
-
-@frozen
-class BenchLoad:
-    """Random ``prompts`` of ``depth`` tokens, answers of ``output``; ``concurrency`` at a time."""
-
-    depth: int
-    output: int
-    concurrency: int
-    prompts: int
-
-    @property
-    def name(self) -> str:
-        return f"in{self.depth}-out{self.output}-c{self.concurrency}"
-
-
-@frozen
-class MeasuredServer:
-    """A server at ``url``, and the ``python`` whose vLLM asks it.
-
-    ``model`` is the model's name there, ``tokenizer`` a folder or a name. ``words`` are those of
-    `vllm serve` on the head, ``shared`` the variables of all nodes, ``facts`` those of each node;
-    they are unknown for a server that patchkit did not start.
-    """
-
-    url: str
-    python: str
-    model: str
-    tokenizer: str
-    words: Texts = ()
-    shared: Values = field(default_factory=dict)
-    facts: tuple[NodeFacts, ...] = ()
 
 
 def run_benchmark(

@@ -13,10 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 
-from patchkit.cluster.agent import links as on_head
 from patchkit.cluster.agent import node_facts, node_files, node_state
-from patchkit.cluster.agent.links import PeerLink
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.node_facts import NodeFacts, PeerLink
 from patchkit.cluster.agent.node_state import (
     JournalLine,
     NodeLine,
@@ -118,7 +116,7 @@ class Cluster(ClusterFile):
         name = self.head.destination
         pairs = zip(workers, addresses, strict=True)
         peers = [[worker.from_head, address] for worker, address in pairs]
-        links = self.head.call(list[PeerLink], on_head.try_links, peers=peers)
+        links = self.head.call(list[PeerLink], node_facts.try_links, peers=peers)
         if len(links) != len(peers):
             raise HostError(f"{name}: does not say how it reaches each worker")
 
@@ -144,9 +142,9 @@ class Cluster(ClusterFile):
         def connect(node: Remote, peers: list[str]) -> list[str]:
             return node.call(
                 list[str],
-                on_head.try_ports,
+                node_facts.try_ports,
                 addresses=peers,
-                port=on_head.CHOSEN_PORT,
+                port=node_facts.CHOSEN_PORT,
             )
 
         node_at = dict(zip(addresses, self.nodes, strict=True))
@@ -200,7 +198,7 @@ def _firewall_error(
     what = f"{node.destination}: {peer.destination} lets no TCP through at {address}"
     rules = ssh_command(peer.destination, "sudo", "nft", "list", "ruleset")
     return HostError(
-        f"{what}: port {on_head.CHOSEN_PORT}: {trouble}",
+        f"{what}: port {node_facts.CHOSEN_PORT}: {trouble}",
         why="a firewall; besides ssh, ranks need ports there that the system chooses for torch, "
         "gloo and NCCL",
         hint="let the nodes reach each other on the cable; what is filtered there: "

@@ -10,7 +10,7 @@ from ipaddress import IPv4Network
 from itertools import chain, groupby
 
 from patchkit.cluster.agent import bandwidth
-from patchkit.cluster.agent.links import HEADERS, Way, try_ways
+from patchkit.cluster.agent.node_facts import HEADERS, Way, try_ways
 from patchkit.cluster.net.addressing import (
     Cages,
     NetPlan,

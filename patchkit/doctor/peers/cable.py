@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from patchkit.cluster.agent.links import Way
+from patchkit.cluster.agent.node_facts import Way
 from patchkit.cluster.net.addressing import find_cages
 from patchkit.cluster.net.checks import (
     compare_mtus,

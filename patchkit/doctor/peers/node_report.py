@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from patchkit.cluster.agent.health import DiskRoom, NodeHealth
 from patchkit.cluster.agent.image_facts import ImageFacts
-from patchkit.cluster.agent.links import PeerLink, Way
+from patchkit.cluster.agent.node_facts import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.processes import Listener, Process

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.cluster.agent import node_files
-from patchkit.cluster.agent.links import try_links
+from patchkit.cluster.agent.node_facts import try_links
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import BusyError, HostError, UsageError
 from patchkit.process import attempt

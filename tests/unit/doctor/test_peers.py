@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.node_facts import PeerLink
 from patchkit.cluster.agent.processes import Listener, Process
 from patchkit.doctor.archive import pack_archive, take_out_names
 from patchkit.doctor.cluster_checks import cluster_findings
