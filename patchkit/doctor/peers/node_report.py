@@ -15,8 +15,13 @@ from typing import Any, TypeVar
 
 from patchkit.cluster.agent.health import DiskRoom, NodeHealth
 from patchkit.cluster.agent.image_facts import ImageFacts
-from patchkit.cluster.agent.node_facts import PeerLink, Way
-from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
+from patchkit.cluster.agent.node_facts import (
+    ModelPrint,
+    NodeFacts,
+    PeerLink,
+    PythonContents,
+    Way,
+)
 from patchkit.cluster.agent.node_state import NodeState
 from patchkit.cluster.agent.processes import Listener, Process
 from patchkit.cluster.ssh.ssh import make_finding, make_fine, ssh_command, unchecked

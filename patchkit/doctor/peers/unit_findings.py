@@ -7,8 +7,8 @@ from collections.abc import (
     Sequence,
 )
 
-from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.agent.node_state import UnitState
+from patchkit.cluster.agent.processes import Listener
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import head_ports
 from patchkit.doctor.peers.node_report import (
