@@ -26,7 +26,8 @@ _STATES = (ANSWERS, LIVES, WORKS, BLIND, REFUSES, ENDED, DOUBT)
 _MOST = 1e9  # requests that are shown at most
 _SERVER_ERRORS = 500  # statuses of HTTP from here on mean trouble in the server itself
 _NO_SUCH_QUESTION = 501  # except this one: the model does not serve the path
-_PREFILL = 4.0  # times `frozen`: for so long a prefill in chunks may delay a token
+# Times `frozen`: for so long a prefill in chunks, or a machine that is slow, may delay a token.
+_PATIENCE = 4.0
 
 # Written by `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to 0.33.0. A step adds the tokens
 # that it gave to the counters. A chunk of a prefill gives no token and adds nothing, but the gauge
@@ -73,12 +74,13 @@ class ServerSigns:
     """The signs of a server at one moment; a sign that nobody looked for has its default.
 
     ``other_listeners`` are other programs at the server's port; ``refused`` says that no program
-    listens there. ``token_wait_s`` are the seconds since a question for a token that is still
-    open, ``token_refusal`` says why the engine gave no token. ``question_refusal`` says why the
-    server refused the question itself: that says nothing of the engine. ``metrics_trouble`` says
-    why /metrics has no answer, ``has_counters`` that its answer has counters; steps and gauges
-    moved since the last look. ``has_clients``: somebody uses the server. ``work`` is a sign outside
-    the server that a node works, such as a compiler.
+    listens there. ``token_wait_s`` are the seconds since a question for a token that is still open,
+    ``token_refusal`` says why the engine gave no token. ``question_refusal`` says why the server
+    refused the question itself: that says nothing of the engine. ``metrics_trouble`` says why
+    /metrics has no answer, ``is_late`` that its answer came after the look that asked for it,
+    ``has_counters`` that it has counters; steps and gauges moved since the last look.
+    ``has_clients``: somebody uses the server. ``work`` is a sign outside the server that a node
+    works, such as a compiler.
     """
 
     other_listeners: str = ""
@@ -89,6 +91,7 @@ class ServerSigns:
     question_refusal: str = ""
     has_counters: bool = True
     metrics_trouble: str = ""
+    is_late: bool = False
     steps_moved: bool = False
     gauges_moved: bool = False
     asleep: bool = False
@@ -132,10 +135,10 @@ class ServerLife:
 def judge(signs: ServerSigns, frozen: float) -> ServerLife:
     """Return the life that the signs show; ``frozen`` are the seconds from cluster.toml."""
     metrics_answer = not signs.metrics_trouble
-    is_patient = signs.token_wait_s < _PREFILL * frozen
+    is_patient = signs.token_wait_s < _PATIENCE * frozen
 
-    # Without counters a long prefill does not show: such a server gets the same patience.
-    is_uncounted = metrics_answer and not signs.has_counters and not signs.token_refusal
+    # Without counters, or while all is slow, a step does not show: the same patience.
+    may_step = metrics_answer and not signs.token_refusal and is_patient
     is_idle = metrics_answer and not signs.has_clients and not signs.asked_in_vain
 
     strangers = f"not only the model listens: {signs.other_listeners}"
@@ -151,7 +154,8 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
         (signs.gauges_moved and is_patient, LIVES, "its gauges move"),
         (metrics_answer and signs.asleep, LIVES, SLEEPS),
         (signs.paused, LIVES, PAUSED),
-        (is_uncounted and is_patient, LIVES, no_counters),
+        (may_step and not signs.has_counters, LIVES, no_counters),
+        (may_step and signs.is_late, LIVES, "it answers /metrics, late"),
         (is_idle, LIVES, "it has nothing to do"),
         (signs.work, WORKS, signs.work),
     )

@@ -47,8 +47,9 @@ class Api(http.server.BaseHTTPRequestHandler):
             if self.path in known
             else self.server.texts.pop(0)
         )
-        if text == SLOW:
+        if text.startswith(SLOW):
             self.server.over.wait(60)
+            text = text.removeprefix(SLOW)
         refused = self.server.refuses if self.command == "POST" else 0
         self.send_response(500 if text == BROKEN else refused or 200)
         self.end_headers()
@@ -144,6 +145,22 @@ def test_a_token_counts_though_metrics_are_silent(api):
     api.token.set()
     watch.question.join()
     assert watch.find_proof() == "a token came"
+
+
+@pytest.mark.parametrize(
+    ("step", "proof"), [("1", "it answers /metrics, late"), ("2", "its counters move")]
+)
+def test_an_answer_of_metrics_counts_though_it_is_late(api, step, proof):
+    rows = [BUSY + STEPS + number for number in ("1", step)]
+    api.texts = [rows[0], SLOW + rows[1], rows[1]]
+    watch = watched(api, 9, last_step_at=9, last_question_at=9)
+    assert [watch.find_proof() for _ in range(2)] == ["", ""]
+    assert "/metrics does not answer: no answer in" in watch.doubt
+    api.over.set()
+    watch.metrics.join()
+    assert watch.find_proof() == proof
+    # The next answer is prompt, and shows that the engine stands still.
+    assert watch.find_proof() == ""
 
 
 def test_gauges_that_move_count_for_a_while_and_a_token_that_never_comes_counts_more(

@@ -50,6 +50,19 @@ LIVES_BY_SIGNS = {  # what is seen → state
         DOUBT,
     ),
     "no counters": ({"has_counters": False}, LIVES),
+    "a late answer, and a token is late": (
+        {"is_late": True, "token_wait_s": 300.0},
+        LIVES,
+    ),
+    "a late answer, and no token": ({"is_late": True, "token_wait_s": 481.0}, DOUBT),
+    "a late answer, and the engine's error": (
+        {"is_late": True, "token_refusal": "HTTP 500"},
+        DOUBT,
+    ),
+    "a late answer with an error": (
+        {"is_late": True, "metrics_trouble": "/metrics says 500"},
+        DOUBT,
+    ),
     "no answer, and so no counters": (
         {"has_counters": False, "metrics_trouble": SILENT},
         DOUBT,
