@@ -132,5 +132,6 @@ def reason(error: OSError, at: Path | None = None) -> str:
     if error.args and isinstance(error.args[0], list):
         return str(error.args[0][0][2])
     # filename2 is the target of a rename or a link.
-    where = error.filename2 or error.filename or at or "writing"
-    return f"{where}: {error.strerror or error}"
+    where = error.filename2 or error.filename or at
+    text = error.strerror or str(error)
+    return f"{where}: {text}" if where else text

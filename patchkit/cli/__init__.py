@@ -20,6 +20,7 @@ from patchkit.errors import (
     SourceError,
     StorageError,
     UsageError,
+    reason,
 )
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
@@ -182,10 +183,7 @@ def translate_error(error: Exception) -> PatchkitError | None:
         case ModuleNotFoundError():
             return missing_libraries([str(error.name)])
         case OSError():
-            where = error.filename or "standard output"
-            return StorageError(
-                f"{where}: {error.strerror}", hint="check space and permissions"
-            )
+            return StorageError(reason(error), hint="check space and permissions")
         case MemoryError():
             return StorageError("no memory is left", why=_LIMITED, hint=_FREE)
         case RecursionError():

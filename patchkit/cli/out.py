@@ -116,13 +116,17 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
         safe = Shown("\n".join(lines))
 
     redraw_line("")
-    click.echo(
-        safe + Shown(end),
-        nl=False,
-        err=err,
-        color=colour(),
-    )
+    _print(safe + Shown(end), err=err)
     _note_time()
+
+
+def _print(text: str | bytes, *, err: bool = False) -> None:
+    """Print a text as it is. An OSError names the stream: it has no file name otherwise."""
+    try:
+        click.echo(text, nl=False, err=err, color=colour())
+    except OSError as error:
+        error.filename = "standard error" if err else "standard output"
+        raise
 
 
 def redraw_line(text: str) -> None:
@@ -163,7 +167,7 @@ def data(text: str) -> None:
         say(LaidOut(shown(text)), end="")
     else:
         # A file name that is not UTF-8 is printed as its original bytes.
-        click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
+        _print(text.encode("utf-8", "surrogateescape"))
 
 
 def print_json(value: object, *, indent: int | None = 1) -> None:

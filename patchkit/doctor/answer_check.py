@@ -68,10 +68,8 @@ def check_answers(
 
 def again_command(cluster: Cluster, port: int = 0) -> str:
     """Return the command that asks the model of a cluster again."""
-    if port:
-        return quoted("patchkit", "doctor", "--answers", "--port", str(port))
-    is_alone = cluster.head.here and len(cluster.nodes) == 1
-    return "patchkit doctor --answers" + ("" if is_alone else " --cluster")
+    options = ("--port", str(port)) if port else cluster.doctor_options
+    return quoted("patchkit", "doctor", "--answers", *options)
 
 
 def _read_log(cluster: Cluster) -> Iterator[str]:

@@ -20,7 +20,7 @@ from patchkit.doctor.private_names import PrivateNames
 from patchkit.doctor.redaction import Redactor
 from patchkit.durable.atomic import replacing
 from patchkit.errors import UsageError, translated
-from patchkit.frozen import Values, frozen
+from patchkit.frozen import Fields, Values, frozen
 
 _NOTE = (
     "Placeholders stand for what names people, machines and secrets; the same one is the same "
@@ -28,7 +28,7 @@ _NOTE = (
 )
 
 
-class FieldMap(dict[str, Any]):
+class FieldMap(Fields):
     """A record as a JSON object. Its keys are names of fields, which are never replaced.
 
     The keys of any other mapping are data, such as names of nodes and paths of files.

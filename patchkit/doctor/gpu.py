@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import (
     Iterable,
-    Mapping,
     Sequence,
 )
 from dataclasses import replace
@@ -19,7 +18,7 @@ from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Findings
-from patchkit.frozen import Fields, frozen
+from patchkit.frozen import Fields, Values, frozen
 from patchkit.records import RECIPES, read_toml
 
 SMOKE_TEST = read_toml(
@@ -37,7 +36,7 @@ class GpuNode:
     node: str
     python: str
     address: str
-    variables: Mapping[str, str]
+    variables: Values
 
 
 def run_steps(

@@ -22,7 +22,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, NoReturn  # noqa: F401  (where dataclasses looks for the name)
 
 from patchkit.errors import ProofError
-from patchkit.frozen import Texts
+from patchkit.frozen import Fields, Texts
 from patchkit.reading import parse_python
 from patchkit.source.project import projects
 from patchkit.source.tree import SourceTree
@@ -53,7 +53,7 @@ def permitted() -> Iterator[None]:
         _permitted = before
 
 
-def execute(code: CodeType, names: dict[str, Any]) -> None:
+def execute(code: CodeType, names: Fields) -> None:
     """Run a piece of upstream's code. Raises RuntimeError outside ``permitted``."""
     if not _permitted:
         raise RuntimeError(
@@ -202,7 +202,7 @@ class _Attributes:
             raise AttributeError(name) from None
 
 
-class _Module(dict[str, Any]):
+class _Module(Fields):
     """The globals of one file; each definition is run when it is first asked for."""
 
     def __init__(self, code: Code, path: str, text: str) -> None:

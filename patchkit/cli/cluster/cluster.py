@@ -47,6 +47,7 @@ from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.cluster.ssh.node import Progress
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
+from patchkit.frozen import Values
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.env_file import write
@@ -134,7 +135,7 @@ def init_cluster(
 
 def _file_choices(
     facts: Sequence[NodeFacts], topology: str | None, target: str | None
-) -> dict[str, str]:
+) -> Values:
     """Return the topology and the target for cluster.toml; a missing one is decided later."""
     choices = {}
     devices = {node.host.target for node in facts}
@@ -163,7 +164,7 @@ def _node_line(name: str, host: Host) -> str:
 
 
 def _link_nodes(
-    cluster: Cluster, facts: Sequence[NodeFacts], choices: dict[str, str]
+    cluster: Cluster, facts: Sequence[NodeFacts], choices: Values
 ) -> tuple[list[ClusterNode], list[Finding]]:
     """Return the nodes, each with the name by which the head reaches it, and the broken links.
 

@@ -87,7 +87,7 @@ def doctor_command(
         )
         for finding in examination.findings
     ]
-    yield {"findings": [finding.fields() for finding in findings]}
+    yield {"findings": findings}
 
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)

@@ -78,7 +78,7 @@ _LIVES = read_toml(dict[str, _Word], _WORDS, key="life")
 # The line of a fault that keeps a model from being served, and its cure: "" leaves it to doctor.
 _Trouble = tuple[str, str]
 _Rows = Sequence[tuple[Remote, NodeState | PatchkitError]]
-_States = Sequence[tuple[Remote, NodeState]]  # without the silent nodes
+_States = Sequence[tuple[Remote, NodeState]]  # without nodes that gave an error
 
 
 @click.command
@@ -174,7 +174,7 @@ def _answered_blocks(cluster: Cluster, model: str, url: str, since: object) -> B
         findings = check_answers(cluster)
     else:
         yield f"answers: not asked again; to ask: {again_command(cluster)}"
-    yield {"answers": [finding.fields() for finding in findings]}
+    yield {"answers": findings}
     for finding in findings:
         if finding.level is Level.OK:
             yield f"answers: {finding.what}"
@@ -235,7 +235,7 @@ def logs_command(
     """Show the output of all ranks, merged by time, by this machine's clock.
 
     Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
-    own clock. The exit code is 9 if a node is silent.
+    own clock. The exit code is 9 if a node gives none.
     """
     names = [node.destination for node in cluster.nodes]
     for node in nodes:
@@ -251,7 +251,7 @@ def logs_command(
     if follow:
         # A user who follows until Ctrl-C never sees an error that comes at the end.
         for error in journal.silent.values():
-            yield lead_word("silent", "red") + error.what
+            yield lead_word("no journal", "red") + error.what
             yield next_hint(error.hint)
 
     width = max(map(len, names))
@@ -272,7 +272,7 @@ def logs_command(
 def status_command(cluster: Cluster) -> Blocks:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
 
-    The exit code is 0 while the model answers and is watched, 9 if not, or if a node is silent.
+    The exit code is 0 while the model answers and is watched, 9 if not, or if a node has no state.
     """
     rows = list(zip(cluster.nodes, cluster.states(), strict=True))
     states = [(node, state) for node, state in rows if isinstance(state, NodeState)]
@@ -348,8 +348,7 @@ def _next_of(cluster: Cluster, troubles: Sequence[_Trouble]) -> str:
         if cure:
             return next_hint(cure)
 
-    is_alone = cluster.head.here and len(cluster.nodes) == 1
-    return next_verb("doctor") if is_alone else next_verb("doctor", "--cluster")
+    return next_verb("doctor", *cluster.doctor_options)
 
 
 # Troubles: any of them makes the exit code 9
@@ -383,7 +382,7 @@ def _head_troubles(cluster: Cluster, head: NodeState | None) -> Iterator[_Troubl
 
 
 def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
-    """Yield faults of nodes: silent, in another order than at the start, or without its address."""
+    """Yield faults of nodes: no state, in another order than at the start, without its address."""
     states = [state for _node, state in rows if isinstance(state, NodeState)]
     names = [node.destination for node, _state in rows]
     models = filter(None, (state.model for state in states))
@@ -399,7 +398,7 @@ def _node_troubles(cluster: Cluster, rows: _Rows) -> Iterator[_Trouble]:
 
     for member, (node, state) in zip(cluster.members, rows, strict=True):
         if isinstance(state, PatchkitError):
-            yield _trouble("silent", state.what, state.hint)
+            yield _trouble("no state", state.what, state.hint)
             continue
 
         guard = state.unit(cluster.memory_unit)
@@ -538,7 +537,7 @@ def _node_table(rows: _Rows, condition: ServerCondition) -> Lines:
     """Yield a row for each node; the head's has the state of its server."""
     cells: list[Row] = []
     for number, (node, state) in enumerate(rows):
-        row: Row = (style("silent", fg="red"), "", "", "", "")
+        row: Row = (style("no state", fg="red"), "", "", "", "")
         if isinstance(state, NodeState):
             row = _state_cells(state, None if number else condition)
         cells.append((bold(node.destination), str(number), *row))

@@ -24,7 +24,6 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
@@ -251,8 +250,8 @@ class Liveness:
     def _ask_metrics(self, seconds: float) -> HttpAnswer:
         """Return the answer of /metrics, which an earlier look may have asked for."""
         if not self.metrics:
-            ask = partial(self.server.ask, "/metrics", seconds=self.patience)
-            self.metrics = Question(ask)
+            ask = self.server.ask
+            self.metrics = Question(lambda: ask("/metrics", seconds=self.patience))
 
         self.metrics.join(seconds)
         if not self.metrics.answer:
@@ -304,10 +303,10 @@ class Liveness:
         )
         self.other_listeners = "; ".join(listeners)
         if not self.other_listeners:
-            self.question = Question(self._ask_token)
-
-    def _ask_token(self) -> TokenAnswer:
-        return ask_token(self.server, self.server.ask("/v1/models"))
+            server = self.server
+            self.question = Question(
+                lambda: ask_token(server, server.ask("/v1/models"))
+            )
 
 
 def read_metrics_signs(

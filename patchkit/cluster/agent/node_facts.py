@@ -121,7 +121,7 @@ class NodeFacts:
     ptxas: str = ""
     rsync: bool = False
     unified_groups: bool = True
-    files: dict[str, str] = field(default_factory=dict)
+    files: Values = field(default_factory=dict)
     models: dict[str, ModelPrint] = field(default_factory=dict)
     image: ImageFacts | None
 

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.cluster.agent.memory_record import record_path
@@ -12,6 +12,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, HostError, UsageError, translated
 from patchkit.follow import Completed
+from patchkit.frozen import Values
 from patchkit.process import attempt
 from patchkit.reading import read_environment, read_text
 from patchkit.units import BYTES_PER_MIB
@@ -73,7 +74,7 @@ def run_for_user(
     return done
 
 
-def read_placed(folder: Path) -> dict[str, str]:
+def read_placed(folder: Path) -> Values:
     """Return the files of a cluster on this node, units included: name to content."""
     files = _placed_files(folder)
     return {file.name: read_text(file, limit=_LARGEST, follow=False) for file in files}
@@ -92,7 +93,7 @@ def _placed_files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def put_files(name: str, files: Mapping[str, str]) -> None:
+def put_files(name: str, files: Values) -> None:
     """Write the files of a node, each whole or not at all, and let systemd read them.
 
     Files of an earlier `up` that ``files`` does not have are removed. ``group.json`` is written

@@ -26,7 +26,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, require_all, run_on_all
 from patchkit.cluster.ssh.ssh import sent_error, ssh_command
 from patchkit.errors import HostError, PatchkitError
-from patchkit.frozen import frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.reading import require_file
 from patchkit.records import read_user_toml
 
@@ -42,6 +42,12 @@ class Cluster(ClusterFile):
     @property
     def nodes(self) -> list[Remote]:
         return [Remote(member.ssh) for member in self.members]
+
+    @property
+    def doctor_options(self) -> Texts:
+        """Return the options by which `patchkit doctor` looks at these machines."""
+        is_alone = self.head.here and len(self.nodes) == 1
+        return () if is_alone else ("--cluster",)
 
     @property
     def units(self) -> list[str]:
@@ -155,13 +161,13 @@ class Cluster(ClusterFile):
                 if trouble:
                     raise _firewall_error(node, node_at[address], address, trouble)
 
-    def put_files(self, files: Sequence[dict[str, str]]) -> None:
+    def put_files(self, files: Sequence[Values]) -> None:
         """Write the files of all nodes, by rank: name to content. The head's are written last.
 
         Raises what ``node_files.put_files`` raises on a node.
         """
 
-        def put(node: Remote, content: dict[str, str]) -> None:
+        def put(node: Remote, content: Values) -> None:
             node.call(
                 NoneType,
                 node_files.put_files,

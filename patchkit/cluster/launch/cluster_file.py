@@ -173,7 +173,7 @@ class ClusterFile:
                 raise RecordError(f"is {path!r}, not a path from / or ~/", key)
 
     @property
-    def rank_variables(self) -> dict[str, str]:
+    def rank_variables(self) -> Values:
         """Return variables of all ranks; ``{vllm}`` in a value stands for the release."""
         return {**cache_variables(f"~/{CACHES}", "{vllm}"), **self.serve.set}
 

@@ -170,7 +170,7 @@ def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
     return f"{' && '.join(commands)}, then install with `--wheelhouse {house}`"
 
 
-def _describe(venv: InstalledVenv) -> dict[str, str]:
+def _describe(venv: InstalledVenv) -> Values:
     """Return the values that must be equal on all nodes, by name."""
     return {
         "python": venv.python,

@@ -86,6 +86,14 @@ class PlannedRank:
         """Return the node's IPv4 address in the cluster, "" for a single node."""
         return self.env.node.attachment.address
 
+    @property
+    def hub(self) -> str:
+        """Return the folder of the Hub's files: HF_HOME of the env file, or its default."""
+        for setting in self.env.settings:
+            if setting.name == "HF_HOME":
+                return setting.value
+        return f"{self.facts.home}/.cache/huggingface"
+
 
 def refuse_ray(cluster: ClusterFile) -> None:
     """Raise UsageError if cluster.toml says that Ray starts the ranks."""

@@ -21,7 +21,7 @@ from patchkit.cluster.launch.units import GroupUnits, head_ports
 from patchkit.cluster.ssh.node import Remote, require_all
 from patchkit.cluster.ssh.ssh import make_finding, ssh_command
 from patchkit.errors import HostError, UsageError
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.runtime.memory.plan import SHARE
 from patchkit.units import KIB_PER_GIB
@@ -36,8 +36,8 @@ class GroupPlan:
     """
 
     units: GroupUnits
-    files: list[dict[str, str]]
-    former: list[dict[str, str]]
+    files: Sequence[Values]
+    former: Sequence[Values]
     states: list[NodeState]
     notes: Texts
 

@@ -117,7 +117,7 @@ class GroupUnits:
             program = f"{rank.facts.venv}/bin/{program}"
         return (program, verb, source, *flags, *self.cluster.serve.args)
 
-    def node_files(self) -> list[dict[str, str]]:
+    def node_files(self) -> Sequence[Values]:
         """Return the files of each node by name, the head's first.
 
         Each node's ``group.json`` has the id of the start, a digest of all files of all nodes. It
@@ -159,9 +159,7 @@ class GroupUnits:
             "caches": folders["cache"],
         }
 
-    def _node_settings(
-        self, rank: PlannedRank, files: dict[str, str]
-    ) -> dict[str, object]:
+    def _node_settings(self, rank: PlannedRank, files: Values) -> dict[str, object]:
         """Return the settings of ``group.json`` that differ from node to node."""
         device = targets().get(rank.env.node.target)
         flags = given_flags(self.words(self.ranks.index(rank)))
@@ -205,7 +203,7 @@ class GroupUnits:
             files[unit] = _HEADER + _COMMENT.sub("", filled)
         return files
 
-    def _unit_templates(self, number: int) -> dict[str, str]:
+    def _unit_templates(self, number: int) -> Values:
         """Return the units of a node, each with the name of its template."""
         file = self.cluster
         templates = {file.unit: "worker" if number else "head"}
@@ -270,14 +268,14 @@ class GroupUnits:
             gib = weights.gib
         return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)
 
-    def variables(self, rank: PlannedRank) -> dict[str, str]:
+    def variables(self, rank: PlannedRank) -> Values:
         """Return the variables of a rank in its environment, as its unit and its file set them."""
         venv = f"{rank.facts.venv}/bin"
         caches = cache_variables(f"{rank.facts.home}/{CACHES}", rank.env.node.vllm)
         settings = {setting.name: setting.value for setting in rank.env.settings}
         return {"PATH": f"{venv}:{PROGRAMS}", **caches, **settings}
 
-    def _run_values(self, number: int) -> dict[str, str]:
+    def _run_values(self, number: int) -> Values:
         """Return the values that a container changes."""
         rank = self.ranks[number]
         words = self.words(number)
@@ -320,7 +318,10 @@ class GroupUnits:
                 folder = models
             # A snapshot in the Hub's cache links to files beside it: the folder above has both.
             mounts.append(re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder))
-        return tuple(dict.fromkeys(mounts))
+
+        unique = dict.fromkeys(mounts)
+        unique.pop(rank.hub, "")  # mounted in any case
+        return tuple(unique)
 
 
 def _rank_memory(rank: PlannedRank, flags: Values) -> dict[str, float]:
@@ -370,7 +371,7 @@ def _speed_bytes(
     return weights, cache * division.layer, bandwidth * 1e9
 
 
-def node_scripts() -> dict[str, str]:
+def node_scripts() -> Values:
     """Return the texts of the scripts for a node, by file name.
 
     They lie side by side there, without patchkit: imports from each other name the files.
@@ -469,7 +470,7 @@ class Container:
         ]
 
         options += [mount(folder, "readonly") for folder in self.folders]
-        options += [mount(f"{home}/{CACHES}"), mount(self._hub)]
+        options += [mount(f"{home}/{CACHES}"), mount(self.rank.hub)]
 
         if not self.image.wraps:
             options.append("--entrypoint=")
@@ -489,7 +490,7 @@ class Container:
         values = {
             "HOME": self._home,
             "USER": self.rank.facts.user,
-            "HF_HOME": self._hub,
+            "HF_HOME": self.rank.hub,
         }
 
         # The unit's variables that say where compiled code is kept.
@@ -507,17 +508,9 @@ class Container:
         return f"{self.rank.facts.home}/{CACHES}/home"
 
     @property
-    def _hub(self) -> str:
-        """Return the folder of the Hub's files: HF_HOME of the env file, or its default."""
-        for setting in self.rank.env.settings:
-            if setting.name == "HF_HOME":
-                return setting.value
-        return f"{self.rank.facts.home}/.cache/huggingface"
-
-    @property
     def prepare(self) -> Texts:
         """Return the words that remove a former container and make the folders to mount."""
-        folders = quoted("mkdir", "-p", self._home, self._hub)
+        folders = quoted("mkdir", "-p", self._home, self.rank.hub)
         return ("/bin/sh", "-c", f"{self.remove[-1]}; exec {folders}")
 
     @property

@@ -45,7 +45,7 @@ from patchkit.cluster.ssh.ssh import ssh_command
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.finding import finding_from_text
-from patchkit.frozen import frozen, positional
+from patchkit.frozen import Values, frozen, positional
 from patchkit.quoting import quoted
 from patchkit.runtime.serve.command_notes import (
     SCRIPT,
@@ -363,7 +363,7 @@ def _can_return(plan: GroupPlan) -> bool:
     )
 
 
-def _begin_again(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> str:
+def _begin_again(cluster: Cluster, former: str, files: Sequence[Values]) -> str:
     """Stop what a switch started, and start the former model; return the time for its journal.
 
     Interrupts wait until that is done. Raises the error of a node, with the former model's name.

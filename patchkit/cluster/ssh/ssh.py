@@ -12,7 +12,7 @@ from patchkit.finding import (
     finding_texts,
 )
 from patchkit.follow import Completed
-from patchkit.frozen import Texts, frozen
+from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, RecordError, read_toml, record
 
@@ -102,7 +102,7 @@ class _SentError:
     hint: str = ""
 
 
-def error_fields(error: PatchkitError) -> dict[str, str]:
+def error_fields(error: PatchkitError) -> Values:
     """Return an error as an object of JSON, as ``sent_error`` reads it."""
     kind = type(error).__name__
     return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}

@@ -223,7 +223,7 @@ Reports = Sequence[NodeReport]
 """Those of a cluster's nodes, the head first."""
 
 
-def facts_for_causes(report: NodeReport) -> dict[str, str]:
+def facts_for_causes(report: NodeReport) -> Values:
     """Return the known facts that decide causes of symptoms: name → value."""
     if report.facts is None:
         return {}

@@ -79,7 +79,7 @@ class Diagnosis:
     symptom: Symptom
     hit: Hit
     causes: tuple[Cause, ...]
-    values: Mapping[str, str]
+    values: Values
     outlived: bool = False
     place: str = ""
 
@@ -308,7 +308,7 @@ def _judge_start(
     )
 
 
-def _stated_facts(log: Scan) -> dict[str, str]:
+def _stated_facts(log: Scan) -> Values:
     """Return fact → value as a log states them; a fact with two different values is left out."""
     stated: dict[str, set[str]] = {}
     for fact in log_words().fact:
@@ -539,7 +539,7 @@ class _Evidence:
         self,
         causes: Iterable[Cause],
         hit: Hit,
-    ) -> dict[str, str]:
+    ) -> Values:
         """Return the values of {names} in a hit, and in the other texts that its causes need."""
         needed = [text for cause in causes for text in cause.seen]
         values = (other.values for other in self.log.hits_of(needed))

@@ -24,7 +24,12 @@ from patchkit.runtime.check.content import (
     Word,
     build_finding,
 )
-from patchkit.runtime.check.shell_words import split_statements, split_words, unquote
+from patchkit.runtime.check.shell_words import (
+    find_open_quote,
+    split_statements,
+    split_words,
+    unquote,
+)
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.yaml_text import YamlError, read_nodes
 
@@ -258,6 +263,9 @@ def _read_by_kind(text: str, content: FileContent) -> None:
         # Only a shell can read an env file with other lines than assignments. All variables count
         # as exported, as after `set -a`.
         CommandReader(content, exports_all=content.kind == ENV).read_script(text)
+        if content.kind == SHELL and (line := find_open_quote(text)):
+            problem = build_finding("open-quote", line, names="the script")
+            content.problems.append(problem)
 
 
 def kind_of(text: str, where: str) -> str:

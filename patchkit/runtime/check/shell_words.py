@@ -85,6 +85,12 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
         yield Statement(words, is_indented)
 
 
+def find_open_quote(text: str) -> int:
+    """Return the line of a quote that a script opens and does not close, 0 for none."""
+    pieces = _read_pieces(text, 1)
+    return next((line for _kind, piece, line in pieces if piece in ("'", '"')), 0)
+
+
 def _read_pieces(text: str, line: int) -> Iterator[tuple[str, str, int]]:
     """Yield the kind, the text and the line of each piece of a script, without here-documents.
 

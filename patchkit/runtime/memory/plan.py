@@ -30,7 +30,7 @@ from patchkit.runtime.memory.weights import (
     rank_bytes,
 )
 from patchkit.runtime.rules.presets import DRAFTING
-from patchkit.units import BYTES_PER_GIB
+from patchkit.units import BYTES_PER_GIB, BYTES_PER_MIB, MIB_PER_GIB
 
 SHARE = "--gpu-memory-utilization"
 LENGTH = "--max-model-len"
@@ -101,6 +101,7 @@ class MemoryPlan:
     free. ``cache`` is what requests keep, None if it is unknown; ``context`` are the tokens of the
     longest request, 0 if unknown. ``loading_gib`` are held beside the weights until all are loaded.
     ``given_gib`` is the size of the cache that the user asks for, 0 for all that is left.
+    ``sized_gib`` is the size that the command names, 0 for none.
     """
 
     pool: MemoryPool
@@ -113,6 +114,7 @@ class MemoryPlan:
     sequences: int
     loading_gib: float = 0.0
     given_gib: float = 0.0
+    sized_gib: float = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -128,16 +130,16 @@ class MemoryPlan:
     def room_gib(self) -> float:
         """Return what vLLM can take on the GPU: its share, or all that the others leave.
 
-        The share does not count where the size of the cache is given.
+        The share does not count where the command names the size of the cache.
         """
         rest = self.total_gib - sum(row.gib for row in self.outside)
-        return rest if self.given_gib else min(self.share_gib, rest)
+        return rest if self.sized_gib else min(self.share_gib, rest)
 
     @property
     def cache_gib(self) -> float:
         """Return what is left for the cache; it is negative if the rows alone do not fit."""
         left = self.room_gib - self.rows_gib
-        return min(left, self.given_gib or left)
+        return min(left, self.sized_gib or left)
 
     @property
     def needed_gib(self) -> float:
@@ -211,7 +213,7 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Return whether weights and all else fit, with room for a request of some length."""
-        if self.cache_gib < self.given_gib:
+        if self.cache_gib < self.sized_gib:
             return False
 
         # Without a config nobody knows how long a request may be.
@@ -220,10 +222,31 @@ class MemoryPlan:
 
 
 def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
-    """Return the plan for one node, None if the size of its memory is unknown."""
+    """Return the plan for one node, None if the size of its memory is unknown.
+
+    Where CPU and GPU share the memory, the command names the size of the cache.
+    """
     if request.pool.gib is None:
         return None
 
+    plan = _plan_flags(request, request.pool.gib)
+    if plan.given_gib or not plan.cache or not plan.pool.shared:
+        return plan
+
+    left = plan.cache_gib
+    layers = plan.cache.group_width()
+    # The rest of MLA's block is smaller than what the cache keeps for a layer.
+    for gib in (left, left * layers / (layers + 1)):
+        size = int(gib * MIB_PER_GIB) * BYTES_PER_MIB
+        flags = {**request.flags, CACHE_BYTES: str(size)}
+        plan = _plan_flags(replace(request, flags=flags), request.pool.gib)
+        if plan.cache_gib >= plan.sized_gib:
+            break
+    return replace(plan, given_gib=0.0)
+
+
+def _plan_flags(request: MemoryRequest, total_gib: float) -> MemoryPlan:
+    """Return the plan for the flags as they are."""
     checkpoint = request.checkpoint and _with_defaults(request.checkpoint)
     batch = _read_number(request.flags, BATCH, _DEFAULT_BATCH)
     shape = None
@@ -236,9 +259,10 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
         outside = tuple(_outside_rows(request))
 
     most = read_count(checkpoint.config, "max_position_embeddings") if checkpoint else 0
+    given_gib = _read_number(request.flags, CACHE_BYTES, 0) / BYTES_PER_GIB
     return MemoryPlan(
         pool=request.pool,
-        total_gib=request.pool.gib,
+        total_gib=total_gib,
         share=float(request.flags.get(SHARE, load_budget().size.share)),
         rows=rows,
         outside=outside,
@@ -246,7 +270,8 @@ def plan_memory(request: MemoryRequest) -> MemoryPlan | None:
         context=_read_number(request.flags, LENGTH, most),
         sequences=_read_number(request.flags, SEQUENCES, _DEFAULT_SEQUENCES),
         loading_gib=_loading_bytes(request) / BYTES_PER_GIB,
-        given_gib=_read_number(request.flags, CACHE_BYTES, 0) / BYTES_PER_GIB,
+        given_gib=given_gib,
+        sized_gib=given_gib,
     )
 
 

@@ -271,7 +271,7 @@ def silent_node(cluster: EmulatedCluster) -> str:
 
 
 def _name_silent(cluster: EmulatedCluster, why: str) -> None:
-    cluster.expect("status", status=REFUSED, says=("silent spark2", why, "GiB free"))
+    cluster.expect("status", status=REFUSED, says=("no state spark2", why, "GiB free"))
     cluster.expect("logs", "-n", "5", status=REFUSED, says=("spark1", why))
     cluster.expect("up", MODEL, status=REFUSED, says="spark2")
 

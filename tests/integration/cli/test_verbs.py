@@ -195,7 +195,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         (
             "net verify --peer 300.1.1.1",
             2,
-            ["is not an IPv4 address", "IPv4: 192.168.100.10\n"],
+            ["is not an IPv4 address", "next: `ip -4 -brief address` on that machine"],
         ),
         (
             "serve-args /nonexist --vllm 0.33.0",

@@ -161,7 +161,7 @@ def test_a_node_that_lies_is_named(nodes, capsys, lie):
     began = time.monotonic()
     code, said = ask(capsys, "status")
     assert code == 9
-    assert "silent spark-2: " in said
+    assert "no state spark-2: " in said
     assert what in said
     assert "next: curl" not in said
     assert "\n  next: sh" not in said
@@ -194,7 +194,7 @@ def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
     assert re.search(
         r"last error \S+ \d\d:\d\d:\d\d spark-1: RuntimeError: no memory", said
     )
-    assert "silent spark-2: no sign of life" in said
+    assert "no state spark-2: no sign of life" in said
     for follow in ((), ("-f",)):
         code, said = ask(capsys, "logs", *follow)
         assert code == 9

@@ -56,3 +56,9 @@ def test_streams_that_are_closed_or_full_are_no_bug():
 def test_what_the_system_refuses_is_no_bug(error, code):
     told = translate_error(error)
     assert (told and told.exit_code) == code
+
+
+def test_an_error_of_no_file_is_told_without_one():
+    told = translate_error(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert told
+    assert told.what == "Resource temporarily unavailable"

@@ -42,6 +42,12 @@ def test_check_asks_for_nothing_that_up_does_not_tell_an_engine(tmp_path):
         ({"infiniband": False, "wraps": True}, [" sha256:0123"], "--entrypoint"),
         ({}, [mount("/data/hub/models--a--b", "readonly")], "snapshots/0123,"),
         ({"set": {"HF_HOME": "/hf"}}, [mount("/hf")], "--env=HF_HOME"),
+        # The model lies in HF_HOME itself: engines refuse two mounts at one path.
+        (
+            {"set": {"HF_HOME": "/data/hub/models--a--b"}},
+            [mount("/data/hub/models--a--b")],
+            "readonly",
+        ),
         (
             {},
             ["--env=VLLM_API_KEY ", "--env=HF_HOME=/home/spark/.cache/hugg"],

@@ -240,6 +240,8 @@ def test_our_own_files_are_read_in_every_format():
         ("x.yaml", "a: b\n\x01", 2, "error", "not-yaml"),
         ("x.yaml", "a: 1\n{{- if .Values.b }}\nc: 2\n", 3, "note", "template"),
         ("x.py", "def f(:\n", 1, "note", "not-read"),
+        ("x.sh", "A='1'\nexport B=\"2\n", 2, "error", "open-quote"),
+        ("x.sh", "vllm serve m --host 'a\n", 1, "error", "open-quote"),
         ("x.env", "", 1, "warning", "empty"),
         ("x.yaml", " \n\n", 1, "warning", "empty"),
         ("x.sh", "A=1\nvllm serve" + " --a" * 5001, 2, "note", "not-read"),

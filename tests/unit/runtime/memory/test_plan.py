@@ -150,6 +150,8 @@ DRAFTED = (36 + 10_000) * 1024 * 2048  # no more layers than any model has
 FP8 = {"--kv-cache-dtype": "fp8"}
 MTP = {"--speculative-config": '{"method":"mtp","num_speculative_tokens":2}'}
 PREFIX = {"--enable-prefix-caching": ""}
+SHARE = "--gpu-memory-utilization"
+BYTES = "--kv-cache-memory-bytes"
 TWO = {"--tensor-parallel-size": "2"}
 
 
@@ -294,6 +296,24 @@ def test_a_config_may_leave_out_what_its_class_has(config, kind, context, mib):
     assert plan.request_gib(131072) * 1024 == pytest.approx(mib, rel=0.01)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_of_a_printed_command_is_the_printed_plan(kind):
+    """MLA loses the rest of a block, by the size of the cache: so much smaller is the cache."""
+    row = KINDS[kind]
+    sizes = (SHARE, BYTES)
+    flags = {name: row["flags"][name] for name in row["flags"] if name not in sizes}
+    large = plan_of(row, replace(SPARK, gib=1000.0), flags=flags)
+    beside = large.rows_gib + sum(part.gib for part in large.outside)
+
+    for cache in (0.1, 0.3, 1, 2, 4, 8, 40):
+        pool = replace(SPARK, gib=beside + cache)
+        printed = plan_of(row, pool, flags=flags | {SHARE: "1"})
+        size = {BYTES: str(round(printed.cache_gib * GIB))}
+        pasted = plan_of(row, pool, flags=flags | {SHARE: "1"} | size)
+        assert pasted == replace(printed, given_gib=pasted.given_gib)
+        assert cache * 0.9 < printed.cache_gib <= cache
+
+
 @pytest.mark.parametrize("length", ["²", "auto", "9" * 16])
 def test_a_length_that_is_no_number_of_tokens_asks_for_none(length):
     row = KINDS["llama8b"]
@@ -311,5 +331,6 @@ def test_some_loaders_hold_a_whole_file(loader, gib):
     flags = row["flags"] | {"--load-format": loader}
     plan = plan_of(row, SPARK, checkpoint=there, flags=flags)
     assert plan.loading_gib == gib
-    notes = context_notes(replace(plan, share=0.1), flags)
+    little = plan_of(row, SPARK, checkpoint=there, flags=flags | {SHARE: "0.1"})
+    notes = context_notes(little, flags)
     assert any("holds a file of 4.0 GiB" in note for note in notes) is bool(gib)
