@@ -1,7 +1,5 @@
 """Define factors between units of memory, so that code names the units that it converts."""
 
-from __future__ import annotations
-
 BYTES_PER_MIB = 2**20
 BYTES_PER_GIB = 2**30
 KIB_PER_GIB = 2**20

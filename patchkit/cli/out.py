@@ -121,11 +121,11 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
 
 
 def _print(text: str | bytes, *, err: bool = False) -> None:
-    """Print a text as it is. An OSError names the stream: it has no file name otherwise."""
+    """Print a text as it is; an OSError then names the output, since it has no file name."""
     try:
         click.echo(text, nl=False, err=err, color=colour())
     except OSError as error:
-        error.filename = "standard error" if err else "standard output"
+        error.filename = "standard output"
         raise
 
 

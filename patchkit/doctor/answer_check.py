@@ -1,7 +1,5 @@
 """Ask the model of a cluster what it should know, judge its answers, and keep them."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Judge the answers of a model: is it the model that it should be? Pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ The archive has findings as JSON, a summary, logs, and a manifest. One redactor 
 secrets out of all parts, so that a placeholder means the same in each file.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

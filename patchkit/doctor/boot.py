@@ -1,7 +1,5 @@
 """Say how an earlier boot of each node ended."""
 
-from __future__ import annotations
-
 from patchkit.cluster.agent.boot_end import BootEnd, read_boot_end
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, run_on_all

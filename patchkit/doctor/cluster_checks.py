@@ -5,8 +5,6 @@ is a finding only in the check of its cause: if an interface has no carrier, the
 through this interface are "not checked".
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

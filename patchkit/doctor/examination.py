@@ -1,7 +1,5 @@
 """Ask the nodes of a cluster, or this machine as its only node, and judge their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Say which code of vLLM a device compiles at its first use, on each node that doctor asked."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

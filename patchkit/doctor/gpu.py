@@ -1,7 +1,5 @@
 """Have nodes try their GPUs, each by itself and all together, and judge the results."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import (
     Iterable,

@@ -1,7 +1,5 @@
 """Try a node's GPU step by step, each in a process of its own. Runs on the node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 It runs on nodes, so it imports only the standard library and the readers of ELF and fat binaries.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Judge a machine by its facts, and the Python or the container image that has vLLM. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from patchkit.cluster.agent.health import DiskRoom

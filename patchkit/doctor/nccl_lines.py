@@ -4,8 +4,6 @@ Each line of NCCL begins with ``host:pid:tid [gpu] NCCL INFO``; Ray, vLLM, journ
 write a prefix before that.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import (
     Iterable,

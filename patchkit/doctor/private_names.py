@@ -1,7 +1,5 @@
 """Collect the names of a cluster's people and machines, and match a MAC in each spelling."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each part has a time limit. The result of a part that cannot run says why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import (

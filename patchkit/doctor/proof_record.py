@@ -1,7 +1,5 @@
 """Hold a proof, and make its archive and the summary in it."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections import Counter

@@ -5,8 +5,6 @@ are recognised by their form. The same value always gets the same placeholder. A
 in one pass, so that a placeholder is never taken for a name.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping

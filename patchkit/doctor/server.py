@@ -1,7 +1,5 @@
 """Judge the answers of a server: its health, its models, one token, and its load. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.cluster.agent.group_script import EMBEDDING, TokenAnswer

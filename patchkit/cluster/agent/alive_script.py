@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn
 
 from patchkit.cluster.agent.group_script import (
     Settings,
@@ -58,7 +58,7 @@ from patchkit.cluster.agent.processes import (
     run_tool,
     strangers,
 )
-from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer
+from patchkit.http_exchange import HttpAnswer, HttpServer
 
 FROZEN = 3  # exit status after which the unit kills the server
 _OFTEN = 30.0  # seconds between two questions for a token, if the server has clients
@@ -82,7 +82,6 @@ _COMPILERS = {
 }
 _WORKS = "works: "  # begins the line of `working`: a login may print other lines
 _ABORTED = "Fatal Python error: Aborted"  # faulthandler's first line of the stacks of a process
-_Answer = TypeVar("_Answer", bound=PathAnswer)
 
 
 def alive(settings: Settings) -> None:
@@ -113,7 +112,7 @@ def alive(settings: Settings) -> None:
             time.sleep(patience / 12)
     except FiredError:
         # Maybe the server is well, and only this process had no time to run: look once more.
-        life = judge(watch.look_at_server(_TOOL), patience)
+        life = judge(watch.look_at_server(_TOOL / 2), patience)
         if life.proof:
             leave(0, f"late, and not frozen: {life.proof}")
         say(
@@ -153,24 +152,6 @@ class FiredError(BaseException):
     """systemd's SIGABRT came: nothing has proved for too long that the server lives."""
 
 
-class Question(threading.Thread, Generic[_Answer]):
-    """A question to the server: the answer may come after the look that asked for it.
-
-    ``answer`` is None until it has come. Do not ask the thread whether it has ended: Python up to
-    3.12 says yes too early if a signal's handler raises during `join`.
-    """
-
-    def __init__(self, ask: Callable[[], _Answer]) -> None:
-        super().__init__(daemon=True)
-        self.ask = ask
-        self.answer: _Answer | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Ask, and keep the answer."""
-        self.answer = self.ask()
-
-
 class Liveness:
     """The signs of life of a server, kept from one look to the next."""
 
@@ -185,8 +166,8 @@ class Liveness:
         self.last_proof_at = time.monotonic()
         self.last_step_at = self.last_proof_at
         self.last_question_at = self.last_proof_at
-        self.metrics: Question[HttpAnswer] | None = None
-        self.question: Question[TokenAnswer] | None = None
+        self.question: threading.Thread | None = None
+        self.reply: TokenAnswer | None = None
 
         self.token_refusal = ""
         self.question_refusal = ""
@@ -216,9 +197,11 @@ class Liveness:
         return life
 
     def look_at_server(self, seconds: float) -> ServerSigns:
-        """Return the signs of the server itself; after ``seconds`` /metrics is late."""
-        is_late = bool(self.metrics)
-        answer = self._ask_metrics(seconds)
+        """Return the signs of the server itself.
+
+        /metrics is late after ``seconds``; after twice as many it is not waited for.
+        """
+        answer = self.server.ask("/metrics", seconds=2 * seconds)
         counters = read_counters(answer.text)
         former = self.counters or counters
         signs = read_metrics_signs(answer, former, self.settings["url"])
@@ -233,7 +216,7 @@ class Liveness:
 
         return replace(
             signs,
-            is_late=is_late,
+            is_late=answer.ms > seconds * 1000,
             other_listeners=self.other_listeners,
             token_came=answered and not (self.token_refusal or self.question_refusal),
             token_wait_s=wait,
@@ -247,20 +230,6 @@ class Liveness:
         """Return the seconds between two questions to a server that has something to do."""
         return min(_OFTEN, self.patience / 4)
 
-    def _ask_metrics(self, seconds: float) -> HttpAnswer:
-        """Return the answer of /metrics, which an earlier look may have asked for."""
-        if not self.metrics:
-            ask = self.server.ask
-            self.metrics = Question(lambda: ask("/metrics", seconds=self.patience))
-
-        self.metrics.join(seconds)
-        if not self.metrics.answer:
-            return HttpAnswer(trouble=f"no answer in {seconds:.0f} s", body=b"")
-
-        answer = self.metrics.answer
-        self.metrics = None
-        return answer
-
     def _ask_engine(self, has_clients: bool) -> bool:
         """Ask for a token when it is time to; return whether an answer came during this call."""
         if not self.question and self._is_question_due(has_clients):
@@ -269,17 +238,18 @@ class Liveness:
             return False
 
         self.question.join(_GLANCE)
-        reply = self.question.answer
-        if not reply:
+        # Do not ask the thread whether it has ended: Python up to 3.12 says yes too early if a
+        # signal's handler raises during `join`.
+        if self.reply is None:
             return False
         self.question = None
 
         self.token_refusal = ""
         self.question_refusal = ""
-        if is_question_refused(reply.status):
-            self.question_refusal = reply.refusal
+        if is_question_refused(self.reply.status):
+            self.question_refusal = self.reply.refusal
         else:
-            self.token_refusal = reply.refusal
+            self.token_refusal = self.reply.refusal
         if not self.token_refusal:
             self.last_step_at = time.monotonic()
         return True
@@ -303,10 +273,13 @@ class Liveness:
         )
         self.other_listeners = "; ".join(listeners)
         if not self.other_listeners:
-            server = self.server
-            self.question = Question(
-                lambda: ask_token(server, server.ask("/v1/models"))
-            )
+            self.reply = None
+            self.question = threading.Thread(target=self._ask_token, daemon=True)
+            self.question.start()
+
+    def _ask_token(self) -> None:
+        listing = self.server.ask("/v1/models")
+        self.reply = ask_token(self.server, listing)
 
 
 def read_metrics_signs(

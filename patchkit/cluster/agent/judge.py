@@ -77,10 +77,9 @@ class ServerSigns:
     listens there. ``token_wait_s`` are the seconds since a question for a token that is still open,
     ``token_refusal`` says why the engine gave no token. ``question_refusal`` says why the server
     refused the question itself: that says nothing of the engine. ``metrics_trouble`` says why
-    /metrics has no answer, ``is_late`` that its answer came after the look that asked for it,
-    ``has_counters`` that it has counters; steps and gauges moved since the last look.
-    ``has_clients``: somebody uses the server. ``work`` is a sign outside the server that a node
-    works, such as a compiler.
+    /metrics has no answer, ``is_late`` that its answer took long, ``has_counters`` that it has
+    counters; steps and gauges moved since the last look. ``has_clients``: somebody uses the server.
+    ``work`` is a sign outside the server that a node works, such as a compiler.
     """
 
     other_listeners: str = ""
@@ -143,7 +142,6 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
 
     strangers = f"not only the model listens: {signs.other_listeners}"
     refusal = f"it refuses the question: {signs.question_refusal}"
-    no_counters = "it answers /metrics, which has no counters"
 
     rows = (
         (signs.other_listeners, BLIND, strangers),
@@ -154,7 +152,11 @@ def judge(signs: ServerSigns, frozen: float) -> ServerLife:
         (signs.gauges_moved and is_patient, LIVES, "its gauges move"),
         (metrics_answer and signs.asleep, LIVES, SLEEPS),
         (signs.paused, LIVES, PAUSED),
-        (may_step and not signs.has_counters, LIVES, no_counters),
+        (
+            may_step and not signs.has_counters,
+            LIVES,
+            "it answers /metrics, which has no counters",
+        ),
         (may_step and signs.is_late, LIVES, "it answers /metrics, late"),
         (is_idle, LIVES, "it has nothing to do"),
         (signs.work, WORKS, signs.work),

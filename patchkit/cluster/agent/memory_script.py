@@ -73,10 +73,6 @@ _CONTAINER = re.compile("docker|libpod")  # in the path of a container's group
 _TRIES = 10  # to read the mark of a new group
 _LONGEST_WAIT = 600.0  # seconds until a rank starts though memory is missing
 _NOTHING = 100 << 10  # KiB: less growth explains nothing
-_NO_PLAN = {
-    "takes": 0.0,
-    "free": 0.0,
-}  # an earlier patchkit wrote no plan: the floor alone counts
 
 
 def guard(settings: Settings) -> None:
@@ -126,7 +122,7 @@ class MemoryGuard:
 
         self.floor: float = settings["floor"] * GIB
         self.mark = _MARK * self.floor  # KiB
-        memory = settings.get("memory", _NO_PLAN)
+        memory = settings["memory"]
         self.takes = (memory["takes"] - read_missing()) * GIB
         self.needs = max(self.takes, memory["free"] * GIB, self.mark)
 

@@ -377,7 +377,7 @@ class PeerLink:
     """
 
     words: Texts
-    error: dict[str, str]
+    error: Values
 
 
 def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.agent.fingerprint import last_judgement
 from patchkit.cluster.agent.group_script import ALONE
@@ -441,7 +440,7 @@ def _waits(name: str) -> bool:
     return rank.sub in ("waiting", "auto-restart")
 
 
-def look_at_served(settings: Mapping[str, Any]) -> tuple[str, ImageFacts | None]:
+def look_at_served(settings: Fields) -> tuple[str, ImageFacts | None]:
     """Return ``successor`` and ``image`` of a NodeState for the settings of a start.
 
     A start in containers has no successor, any other start has no image.

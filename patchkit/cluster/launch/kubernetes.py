@@ -93,8 +93,8 @@ def kubernetes_manifest(units: GroupUnits, groups: int) -> str:
     request = head.command.request
     node = head.env.node
 
-    caches = cache_variables(f"{_HOME}/{CACHES}", node.vllm, units.model.name)
-    variables = {**caches}
+    folder = f"{_HOME}/{CACHES}"
+    variables = dict(cache_variables(folder, node.vllm, units.model.name))
     for setting in head.env.settings:
         if setting.name not in _POD_VALUES:
             variables[setting.name] = setting.value

@@ -279,49 +279,45 @@ class GroupUnits:
         """Return the values that a container changes."""
         rank = self.ranks[number]
         words = self.words(number)
-        # systemd puts the words of the variable there, none if it is empty.
-        smaller = f" ${group_script.SMALLER}"
+        values = {
+            "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
+            "kill_mode": "control-group",
+            "path": unit_word(f"PATH={rank.facts.venv}/bin:{PROGRAMS}"),
+            "prepare": "",
+            "remove": "",
+        }
 
-        if not rank.facts.image:
-            return {
-                "command": unit_line(words) + smaller,
-                "env_file": f"%h/.config/patchkit/{self.cluster.name}/node.env",
-                "kill_mode": "control-group",
-                "path": unit_word(f"PATH={rank.facts.venv}/bin:{PROGRAMS}"),
-                "prepare": "",
-                "remove": "",
+        if rank.facts.image:
+            container = Container(
+                group=self.cluster.name,
+                rank=rank,
+                image=rank.facts.image,
+                folders=self.model_folders(rank),
+            )
+            words = container.words(words)
+            values = {
+                "env_file": "",  # the engine reads the file, not systemd
+                "kill_mode": "mixed",  # the engine's program hands signals on to the container
+                "path": "",
+                "prepare": unit_line(container.prepare),
+                "remove": f"-{unit_line(container.remove)}",
             }
 
-        container = Container(
-            group=self.cluster.name,
-            rank=rank,
-            image=rank.facts.image,
-            folders=self.model_folders(rank),
-        )
-
-        return {
-            "command": unit_line(container.words(words)) + smaller,
-            "env_file": "",  # the engine reads the file, not systemd
-            "kill_mode": "mixed",  # the engine's program hands signals on to the container
-            "path": "",
-            "prepare": unit_line(container.prepare),
-            "remove": f"-{unit_line(container.remove)}",
-        }
+        # systemd puts the words of the variable there, none if it is empty.
+        command = f"{unit_line(words)} ${group_script.SMALLER}"
+        return {"command": command, **values}
 
     def model_folders(self, rank: PlannedRank) -> Texts:
         """Return the folders that a container needs to read the model and the one that drafts."""
         models = absolute(self.cluster.model_folder, rank.facts)
-        mounts = []
+        mounts = [rank.hub]  # mounted in any case
         for name in model_folders(self.cluster, self.model):
             folder = absolute(name, rank.facts)
             if folder.startswith(f"{models}/"):
                 folder = models
             # A snapshot in the Hub's cache links to files beside it: the folder above has both.
             mounts.append(re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder))
-
-        unique = dict.fromkeys(mounts)
-        unique.pop(rank.hub, "")  # mounted in any case
-        return tuple(unique)
+        return tuple(dict.fromkeys(mounts))[1:]
 
 
 def _rank_memory(rank: PlannedRank, flags: Values) -> dict[str, float]:

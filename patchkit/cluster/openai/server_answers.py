@@ -23,7 +23,12 @@ from patchkit.cluster.agent.alive_script import (
     read_metrics_signs,
 )
 from patchkit.cluster.agent.fingerprint import Fingerprint, Start, read_fingerprints
-from patchkit.cluster.agent.group_script import TokenAnswer, ask_token, read_answer
+from patchkit.cluster.agent.group_script import (
+    Settings,
+    TokenAnswer,
+    ask_token,
+    read_answer,
+)
 from patchkit.cluster.agent.judge import (
     DOUBT,
     ServerLife,
@@ -168,7 +173,7 @@ class FoundServer:
     """
 
     server: HttpServer
-    started: Mapping[str, Any]
+    started: Settings
     key: str
     strangers: Texts
 
@@ -249,7 +254,7 @@ def ask_server(
 
 
 def _find_speed(
-    server: HttpServer, former: Mapping[str, float], started: Mapping[str, Any]
+    server: HttpServer, former: Mapping[str, float], started: Settings
 ) -> ServerSpeed | None:
     """Read the metrics a moment after the ``former`` ones; return the speed, None if unknown.
 
@@ -284,7 +289,7 @@ def _find_speed(
     )
 
 
-def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+def _start_at(group: Settings, url: str) -> Settings:
     """Return the settings that `up` wrote if they are complete and name this URL, otherwise {}."""
     match group:
         case {
@@ -301,7 +306,7 @@ def _start_at(group: Mapping[str, Any], url: str) -> Mapping[str, Any]:
             return {}
 
 
-def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
+def _raise_no_server(group: Settings) -> NoReturn:
     if group:
         raise HostError(
             "this node's rank belongs to a server on another node",
@@ -312,7 +317,7 @@ def _raise_no_server(group: Mapping[str, Any]) -> NoReturn:
     raise HostError("nothing was started on this node", hint="patchkit up MODEL")
 
 
-def _find_strangers(url: str, started: Mapping[str, Any]) -> Texts:
+def _find_strangers(url: str, started: Settings) -> Texts:
     """Return the programs that listen at a URL and must not get the key.
 
     At a server that `up` started these are all programs outside its group; at any other, those of
@@ -333,7 +338,7 @@ def _find_strangers(url: str, started: Mapping[str, Any]) -> Texts:
     )
 
 
-def _find_work(started: Mapping[str, Any]) -> str:
+def _find_work(started: Settings) -> str:
     """Return what shows that a node of the group is at work though no token comes, or ""."""
     settings = dict(started)
 
@@ -347,7 +352,7 @@ def _find_signs(
     server: HttpServer,
     before: HttpAnswer,
     token: TokenAnswer,
-    started: Mapping[str, Any],
+    started: Settings,
     seconds: float,
 ) -> ServerSigns:
     """Return the signs of life of a server that gave no ``token`` within ``seconds``.

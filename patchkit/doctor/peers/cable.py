@@ -3,8 +3,6 @@
 A way is the route of packets from one node to an address of another node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

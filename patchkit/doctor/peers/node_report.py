@@ -5,8 +5,6 @@ well, or why the check was not made. The texts of findings are data in recipes/d
 gives the id of a text and the values of its fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Judge the files, units and processes that `up` left on nodes, and the ports it needs. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import (
     Mapping,
     Sequence,

@@ -3,8 +3,6 @@
 If neither texts nor facts decide between causes, all that they do not exclude are candidates.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import ChainMap

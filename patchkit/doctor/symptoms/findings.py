@@ -1,7 +1,5 @@
 """Turn the diagnoses of a log into findings: the first cause first, then its consequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

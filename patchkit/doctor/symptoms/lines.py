@@ -4,8 +4,6 @@ Writers nest: journald around docker around Ray around vLLM around NCCL. Each pr
 its own. Prefixes are removed until none of these forms matches.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read what an error says of itself: its cause, its advice, and the package whose code failed."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 from typing import Any

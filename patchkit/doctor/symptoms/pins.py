@@ -1,7 +1,5 @@
 """Judge a fault of a package's version by what the release of vLLM requires of the package."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -4,8 +4,6 @@ grep selects the lines that contain an anchor, and the lines around them: it rea
 seconds, for hundreds of texts at once. Only these few lines are matched with the texts' patterns.
 """
 
-from __future__ import annotations
-
 import re
 from codecs import getincrementaldecoder
 from collections import Counter, deque

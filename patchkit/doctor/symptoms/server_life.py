@@ -1,7 +1,5 @@
 """Tell from a log when a server served and was stopped, and which errors it outlived."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter

@@ -12,8 +12,6 @@ same. A text has no name twice, and at least five plain ASCII characters in a ro
 for them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace

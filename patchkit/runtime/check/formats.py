@@ -264,8 +264,9 @@ def _read_by_kind(text: str, content: FileContent) -> None:
         # as exported, as after `set -a`.
         CommandReader(content, exports_all=content.kind == ENV).read_script(text)
         if content.kind == SHELL and (line := find_open_quote(text)):
-            problem = build_finding("open-quote", line, names="the script")
-            content.problems.append(problem)
+            content.problems.append(
+                build_finding("open-quote", line, names="the script")
+            )
 
 
 def kind_of(text: str, where: str) -> str:

@@ -153,7 +153,9 @@ def running_guard(group, home, floor, groups=None):
     """Run a guard in a group beside the rank's, as systemd does, with settings without a plan."""
     own = group.with_name(f"{group.name}-guard")
     own.mkdir()
-    settings = {"name": "x", "unit": group.name, "id": "abc", "floor": floor}
+    memory = {"takes": 0.0, "free": 0.0}
+    names = {"name": "x", "unit": group.name, "id": "abc"}
+    settings = {**names, "floor": floor, "memory": memory}
     words = (GUARD, str(groups or group.parent), str(home), json.dumps(settings))
     script = f'echo $$ > {own}/cgroup.procs; exec "$0" -c "$@"'
     with subprocess.Popen(
