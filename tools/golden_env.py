@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import PatchkitError, UsageError
-from patchkit.runtime.envfile.syntax import Format, parse_assignments
+from patchkit.runtime.envfile.env_file import Format, parse_assignments
 from support import hosts
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "env"

@@ -179,7 +179,7 @@ def _make_libraries(source: SourceOptions, draft: Draft) -> Mapping[str, Path]:
     # These modules are imported only when needed, since that takes a while.
     from patchkit.wheel.native.assemble import Assembler
     from patchkit.wheel.native.installed import make_package_native, new_files
-    from patchkit.wheel.native.listing import package_libraries
+    from patchkit.wheel.native.make import package_libraries
 
     workspace = draft.workspace
     target = draft.request.target

@@ -41,8 +41,7 @@ from patchkit.errors import PatchkitError, UsageError
 from patchkit.frozen import Fields
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.envfile.env_file import read_env_file, read_head, write
-from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.envfile.env_file import Format, read_env_file, read_head, write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.memory.checkpoint import (

@@ -39,7 +39,7 @@ from patchkit.wheel.file.wheelfile import (
     native_claim,
     read_metadata,
 )
-from patchkit.wheel.native.listing import first_use_entries
+from patchkit.wheel.native.make import first_use_entries
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 

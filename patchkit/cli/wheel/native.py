@@ -26,8 +26,12 @@ from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
-from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
-from patchkit.wheel.native.make import NativeLibrary
+from patchkit.wheel.native.make import (
+    DeviceLibrary,
+    NativeLibrary,
+    find_site,
+    list_libraries,
+)
 
 
 @click.command

@@ -15,8 +15,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, Serve
 from patchkit.cluster.models.model_files import SHORT, ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.frozen import Fields, Values, frozen
-from patchkit.runtime.envfile.env_file import EnvFile, parse_env_file
-from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.envfile.env_file import EnvFile, Format, parse_env_file
 from patchkit.runtime.memory.given_flags import given_drafter, given_flags
 from patchkit.runtime.memory.pool import MemoryPool, memory_pool
 from patchkit.runtime.node.cluster_env import (

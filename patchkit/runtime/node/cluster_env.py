@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from patchkit.errors import DriftError, PatchkitError, UsageError
 from patchkit.finding import Level
 from patchkit.frozen import Texts, Values, frozen, positional
-from patchkit.runtime.envfile.env_file import EnvFile, render_env_file
-from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.envfile.env_file import EnvEntry, EnvFile, Format, render_env_file
 from patchkit.runtime.host.advice import find_remarks
 from patchkit.runtime.host.host import Host, plain_version
 from patchkit.runtime.node.decision import Node

@@ -13,8 +13,13 @@ from patchkit.source.fetch import Progress
 from patchkit.source.project import projects
 from patchkit.target import Target
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.listing import list_installed, package_libraries
-from patchkit.wheel.native.make import NativeLibraries, NativeLibrary, make_native
+from patchkit.wheel.native.make import (
+    NativeLibraries,
+    NativeLibrary,
+    list_installed,
+    make_native,
+    package_libraries,
+)
 
 
 def make_installed_native(

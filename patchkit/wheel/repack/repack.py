@@ -63,10 +63,10 @@ from patchkit.wheel.file.wheelfile import (
 )
 from patchkit.wheel.file.write import UNLABELLED, NewWheel, name_wheel, rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.listing import first_use_entries
 from patchkit.wheel.native.make import (
     Kernels,
     NativeParts,
+    first_use_entries,
     native_parts,
     read_kernels,
 )

@@ -9,8 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.envfile.env_file import render_env_file
-from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
+from patchkit.runtime.envfile.env_file import (
+    EnvEntry,
+    Format,
+    parse_assignments,
+    render_env_file,
+)
 from support.env_consumers import (
     docker,
     read_by_systemd,

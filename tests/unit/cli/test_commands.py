@@ -15,8 +15,7 @@ from patchkit.cli.runtime.env import env_command
 from patchkit.cli.verbs import VERBS
 from patchkit.cli.wheel.build import build_nccl_wheel
 from patchkit.errors import PatchkitError
-from patchkit.runtime.envfile.env_file import NODES_MAX
-from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.envfile.env_file import NODES_MAX, Format
 from patchkit.runtime.rules import rule
 from patchkit.runtime.rules.presets import named_preset
 from patchkit.wheel.build.machine import MACHINES

@@ -14,7 +14,7 @@ from patchkit.patching.workspace import journal_of, locked_workspace, read_works
 from patchkit.source.detect import detect_installed
 from patchkit.target import targets
 from patchkit.wheel.native.installed import revert_installed
-from patchkit.wheel.native.listing import list_installed
+from patchkit.wheel.native.make import list_installed
 from support import write_files
 from support.faults import killed_everywhere
 from support.wheels import record

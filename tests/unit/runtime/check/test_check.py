@@ -13,8 +13,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.check.content import CheckedText
 from patchkit.runtime.check.formats import read_content
 from patchkit.runtime.check.situation import add_situation
-from patchkit.runtime.envfile.env_file import render_env_file
-from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.envfile.env_file import EnvEntry, Format, render_env_file
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data

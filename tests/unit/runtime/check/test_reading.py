@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from patchkit.runtime.check.content import DOCKERFILE, ENV, PYTHON, SHELL, UNIT, YAML
 from patchkit.runtime.check.formats import kind_of, read_content
-from patchkit.runtime.envfile.env_file import render_env_file
-from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.envfile.env_file import EnvEntry, Format, render_env_file
 from support.checked import check_text, servers, variables
 
 SERVICE = "services:\n  a:\n    image: x/vllm-openai:v0.18.0\n"

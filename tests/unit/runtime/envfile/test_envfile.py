@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.runtime.envfile.env_file import (
+    EnvEntry,
+    Format,
     head_facts,
     is_untouched,
+    parse_assignments,
     render_env_file,
     write,
 )
-from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse_assignments
 
 HEADER = [
     "role=head topology=roce executor=mp vllm=0.25.1 nodes=2 head=192.168.100.11",
