@@ -14,7 +14,6 @@ from operator import attrgetter, itemgetter
 from patchkit.doctor.symptoms.lines import FORMS
 from patchkit.doctor.symptoms.messages import (
     frame_causes,
-    frame_place,
     runs_engine,
     stated_options,
     states_cause,
@@ -35,7 +34,6 @@ from patchkit.doctor.symptoms.symptom import (
     Cause,
     KernelLibrary,
     LogFact,
-    Step,
     Symptom,
     TextPattern,
     libraries,
@@ -55,7 +53,7 @@ _EXCEPTION = TextPattern(
     flags=re.MULTILINE,
 )
 # An exception whose name ends otherwise, in a line of the level of an error.
-_RAISED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w+(?::\s|$)")
+_RAISED = re.compile(r"(?:(?:[a-z_]\w*\.)+[A-Z]\w+|_?(?:[A-Z][a-z]+){2,})(?::\s|$)")
 _MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _TRACEBACK = "traceback"  # the library whose frame begins a traceback
 _GENERAL_WEIGHT = (
@@ -64,6 +62,9 @@ _GENERAL_WEIGHT = (
 _LEVELS = ("error", "warning", "note")
 _by_number = attrgetter("number")
 
+StartStep = tuple[str, str]
+"""The line that tells of a step of a start, and what changes the step."""
+
 
 @frozen
 class Diagnosis:
@@ -71,7 +72,7 @@ class Diagnosis:
 
     ``causes`` has one cause if texts and facts decide, else all that are possible, and none if no
     known cause is possible. ``values`` are those of {names} in the texts. ``outlived`` says that
-    the server went on to serve. ``place`` tells the last frame before the hit, "" for none.
+    the server went on to serve.
     """
 
     symptom: Symptom
@@ -79,7 +80,6 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     values: Values
     outlived: bool = False
-    place: str = ""
 
     @property
     def level(self) -> str:
@@ -142,9 +142,9 @@ class ReadLog:
     start before the last one, and ``begun`` the number of all starts. ``unread`` says what was not
     looked at, "" if all was. ``request`` is the first unknown error of a request that the server
     goes on after; ``broken`` says that a request was later answered as a fault of the server.
-    ``ended`` is the line in which somebody ended the program by hand, and ``build`` the name of a
-    build of vLLM that is not upstream's. ``steps`` is the number of a
-    line → the step of the start that begins there, ``options`` the options of the start.
+    ``ended`` is the line in which somebody ended the program by hand, ``facts`` are those of the
+    machine and its software. ``steps`` is the number of a
+    line → the step of the start that it tells of, ``options`` the options of the start.
     ``lines`` is number → text of the lines around the diagnoses.
     """
 
@@ -159,8 +159,8 @@ class ReadLog:
     request: Hit | None = None
     broken: bool = False
     ended: int = 0
-    build: str = ""
-    steps: Mapping[int, Step]
+    facts: Situation
+    steps: Mapping[int, StartStep]
     options: Values
     lines: Mapping[int, str]
 
@@ -173,10 +173,10 @@ class ReadLog:
         diagnosis = self.diagnoses[0]
         return diagnosis if diagnosis.level == "error" else None
 
-    def steps_to(self, hit: Hit) -> list[Step]:
-        """Return the last step of the start that began before a hit, alone; [] if none did."""
-        before = [line for line in self.steps if line < hit.number]
-        return [self.steps[line] for line in sorted(before)[-1:]]
+    def step_before(self, line: float) -> StartStep | None:
+        """Return the last step of the start that a line before this one tells of, if any."""
+        lines = (number for number in self.steps if number < line)
+        return self.steps.get(max(lines, default=0))
 
     @property
     def lead(self) -> Hit | None:
@@ -290,9 +290,9 @@ def _judge_start(
         request=request,
         broken=request is not None and request.number < last_broken,
         ended=max(answered.get(("ended", name), 0) for name in ("", *streams)),
-        build=facts.get("vllm_build", ""),
+        facts=facts,
         steps={
-            hit.number: step
+            hit.number: (hit.text, step.cure)
             for step in log_words().step
             for hit in log.hits_of(step.says)
         },
@@ -361,6 +361,10 @@ def _first_strange(
     first_error = min((row.hit.number for row in errors), default=sys.maxsize)
     failures = (SEVERE_LINE, *marks["failed"])
     lines, _requests = _strange_hits(failures, *evidence)
+    if request:
+        # Without a writer, it may be the client that tells of its failed request.
+        lines = [hit for hit in lines if hit.who]
+
     causes = [
         hit for hit in lines if hit.number < first_error or _RAISED.match(hit.text)
     ]
@@ -613,7 +617,6 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             hit=hit,
             causes=causes,
             values=evidence.quoted_values(causes, hit),
-            place=frame_place(evidence.lines_before(hit)),
         )
 
 

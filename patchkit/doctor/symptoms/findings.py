@@ -8,15 +8,16 @@ from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line
 from patchkit.doctor.symptoms.messages import (
     WORDS,
-    flag_lifetimes,
+    flag_lifetime,
     frame_place,
     option_advice,
     other_reasons,
     own_advice,
     states_cause,
+    void_advice,
 )
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
-from patchkit.doctor.symptoms.symptom import symptoms
+from patchkit.doctor.symptoms.symptom import Cause, symptoms
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Findings, Level, worst
 from patchkit.runtime.rules.rule import Situation, describe_condition
@@ -25,6 +26,17 @@ _SHOWN = 500  # characters of a text in a finding
 _BEHIND = 2  # lines after an unknown error that its finding shows
 _REQUEST = "request-error"
 _UNFINISHED = "start-unfinished"
+_LINE = 160  # characters of a line that a remark shows
+_LAST_STEP = "The last step before it: {}"
+_ENDINGS = {
+    True: (
+        Level.WARNING,
+        "the start was ended from outside: by hand, a time limit, or what supervises it",
+        "Look for who ended it: a limit for the start, a health check, a closed session.\n",
+    ),
+    False: (Level.NOTE, "the start has no end in this log", ""),
+}
+"""Whether a start was ended from outside → level, text, and the first line of the hint."""
 _FOREIGN_BUILD = (
     "This vLLM is no release of upstream's (+{}): it may lack what the release of its "
     "number has, and its maker's issues come first."
@@ -52,7 +64,6 @@ def log_findings(
 def _all_findings(log: ReadLog) -> list[Finding]:
     """Return the findings of errors and their consequences, then those about the whole log."""
     findings = [_unknown_error(log, log.strange)] if log.strange else []
-    remarks = []
 
     consequences = _consequences(log)
     for diagnosis in log.diagnoses:
@@ -61,17 +72,11 @@ def _all_findings(log: ReadLog) -> list[Finding]:
             finding = replace(finding, level=Level.NOTE)
         findings.append(finding)
 
-    if consequences:
-        ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
-        plural = "s" if len(consequences) > 1 else ""
-        remarks.append(f"{len(consequences)} consequence{plural}: {ids}; -v")
+    if worst(findings[:1], Level.ERROR, Level.WARNING):
+        findings[0] = _with_remarks(findings[0], consequences, log)
 
-    if log.build:
-        remarks.append(_FOREIGN_BUILD.format(log.build))
-
-    if findings:
-        why = "\n".join([findings[0].why, *remarks])
-        findings[0] = replace(findings[0], why=why.lstrip())
+    if log.ended and not log.serving:
+        findings = _ended_findings(findings, log)
 
     if log.request:
         request = _unknown_error(log, log.request)
@@ -84,8 +89,60 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         )
         findings.append(request)
 
+    findings = [_without_void_advice(finding, log) for finding in findings]
     is_well = not worst(findings, Level.ERROR, Level.WARNING)
     return [*findings, *_whole_log(log, is_well)]
+
+
+def _ended_findings(findings: list[Finding], log: ReadLog) -> list[Finding]:
+    """Return the findings of a start that was ended from outside, which explains what came after.
+
+    An error before that may be why it was ended.
+    """
+    before = [finding for finding in findings if finding.line < log.ended]
+    if worst(before, Level.ERROR, Level.WARNING):
+        return findings
+
+    ending = list(_unfinished(log))
+    for finding in findings:
+        is_behind = finding not in before
+        level = Level.NOTE if is_behind else finding.level
+        ending.append(replace(finding, level=level))
+
+    return ending
+
+
+def _with_remarks(
+    finding: Finding,
+    consequences: Sequence[Diagnosis],
+    log: ReadLog,
+) -> Finding:
+    """Return the first finding of a log with its consequences, the step before it, the build."""
+    remarks = [finding.why]
+    hints = [finding.hint]
+    if step := log.step_before(finding.line):
+        text, cure = step
+        remarks.append(_LAST_STEP.format(text.strip()[:_LINE]))
+        symptom = symptoms().get(finding.about)
+        if symptom and symptom.silent:
+            hints.append(cure)
+
+    if build := log.facts.get("vllm_build"):
+        remarks.append(_FOREIGN_BUILD.format(build))
+
+    if consequences:
+        ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
+        plural = "s" if len(consequences) > 1 else ""
+        remarks.append(f"{len(consequences)} consequence{plural}: {ids}; -v")
+
+    why = "\n".join(remarks)
+    return replace(finding, why=why.lstrip(), hint="\n".join(hints))
+
+
+def _without_void_advice(finding: Finding, log: ReadLog) -> Finding:
+    """Return a finding that says which flags of its hint do not help in this log."""
+    void = void_advice(finding.hint, log.options, log.facts.get("vllm", ""))
+    return replace(finding, hint=f"{finding.hint}\n{void}".rstrip())
 
 
 def _whole_log(log: ReadLog, is_well: bool) -> Findings:
@@ -107,8 +164,8 @@ def _whole_log(log: ReadLog, is_well: bool) -> Findings:
         )
     elif log.serving and is_well:
         yield _nothing_fatal(log)
-    elif log.steps and is_well:
-        yield _unfinished(log)
+    elif is_well:
+        yield from _unfinished(log)
 
 
 def is_answer(finding: Finding) -> bool:
@@ -126,10 +183,14 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
     """
     errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
     consequences = [diagnosis for diagnosis in errors if not diagnosis.is_root]
-    if not log.strange and len(consequences) == len(errors):
+    if log.strange:
+        return consequences
+
+    if len(consequences) == len(errors):
         return consequences[1:]
 
-    return consequences
+    repeats = [row for row in errors[1:] if row.hit.text in errors[0].hit.text]
+    return [*consequences, *(row for row in repeats if row not in consequences)]
 
 
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
@@ -158,9 +219,7 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
 
     family = log.family[hit.number]
     kinds = WORDS["kind"]
-    kind = next((cause.id for cause in family if cause.id in kinds), "unknown")
-    if states_cause(message):
-        kind = "own-words"
+    kind = _error_kind(message, family)
 
     hints = [own_advice(message)[:_SHOWN], option_advice(hit.text, log.options)]
     hints += [cause.cure for cause in family]
@@ -169,7 +228,6 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
         hints.append(kinds[kind].get("cure", ""))
 
     shown += [cause.cause for cause in family]
-    shown += [f"The last step before it: {step.name}." for step in log.steps_to(hit)]
     return Finding(
         kind=HostError,
         about=kind,
@@ -179,6 +237,14 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
         hint="\n".join(filter(None, [*hints, _REPORT])),
         sure=kinds[kind]["sure"],
     )
+
+
+def _error_kind(message: str, family: Sequence[Cause]) -> str:
+    """Return which entry ``kind`` of messages.toml an unknown error is."""
+    if states_cause(message, "sentence" if family else "states"):
+        return "own-words"
+
+    return next((row.id for row in family if row.id in WORDS["kind"]), "unknown")
 
 
 def _place(exception: Hit, lines: Sequence[LogLine]) -> str:
@@ -197,18 +263,21 @@ def _nothing_fatal(log: ReadLog) -> Finding:
     )
 
 
-def _unfinished(log: ReadLog) -> Finding:
-    """Return the finding of a start without an error that does not come to its end in the log."""
-    line = max(log.steps)
-    step = log.steps[line]
-    is_stuck = log.ended > line
-    ending = "was ended by hand" if is_stuck else "has no end in this log"
-    return Finding(
-        level=Level.WARNING if is_stuck else Level.NOTE,
+def _unfinished(log: ReadLog) -> Findings:
+    """Yield the finding of a start without an error that does not come to its end in the log."""
+    step = log.step_before(log.ended or float("inf"))
+    if step is None:
+        return
+
+    text, cure = step
+    level, what, sender = _ENDINGS[log.ended > 0]
+    yield Finding(
+        level=level,
         about=_UNFINISHED,
-        line=line,
-        what=f"the start {ending}; its last step: {step.name}",
-        hint=step.cure,
+        line=log.ended,
+        what=what,
+        why=_LAST_STEP.format(text.strip()[:_LINE]),
+        hint=sender + cure,
         sure="not decided",
     )
 
@@ -245,9 +314,8 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
 
     why = (
         diagnosis.filled(cause.cause),
-        f"The last frame is{diagnosis.place}." if diagnosis.place else "",
         other_reasons(diagnosis.hit.text),
-        flag_lifetimes(diagnosis.hit.text),
+        flag_lifetime(diagnosis.hit.text),
     )
     cure = (
         diagnosis.filled(cause.cure),

@@ -4,7 +4,7 @@ import re
 from itertools import chain
 from typing import Any
 
-from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
+from patchkit.doctor.symptoms.pins import FITS, NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.symptom import Cause, filled_cause, libraries
 from patchkit.frozen import Values
 from patchkit.records import RECIPES, read_toml
@@ -14,7 +14,6 @@ from patchkit.runtime.rules.rule import Situation
 from patchkit.runtime.rules.spelling import nearest_hint
 
 _SENTENCE_END = re.compile(r"(?<=[.;!?])\s+|\n")
-_MOST_FLAGS = 5  # of a message that are looked up
 _HYPHENS = 2  # a flag with more of them has several words
 
 
@@ -22,28 +21,25 @@ WORDS = read_toml(dict[str, Any], RECIPES / "doctor" / "messages.toml")
 """What errors say of themselves: the head of the file describes the entries."""
 
 
-def states_cause(message: str) -> bool:
-    """Return whether a message says what is wrong, by messages.toml."""
+def states_cause(message: str, form: str = "states") -> bool:
+    """Return whether a message says what is wrong, by this form of messages.toml."""
     is_mute = re.search(WORDS["mute"], message)
-    return not is_mute and bool(re.search(WORDS["states"], message))
+    return not is_mute and bool(re.search(WORDS[form], message))
 
 
-def flag_lifetimes(message: str) -> str:
-    """Return which releases have the flags that a message calls unknown, "" for other messages."""
-    arguments = message.partition("unrecognized argument")[2]
-    flags = re.findall(r"(?<!\S)-{1,2}([a-z][\w-]*)", arguments)
+def flag_lifetime(message: str) -> str:
+    """Return which releases have the flag that a message calls unknown, "" for other messages."""
+    flag = re.search(WORDS["unknown"], message)
+    if flag is None:
+        return ""
 
     table = read_table(FLAGS)
-    texts = []
-    for flag in [f"--{name}" for name in flags[:_MOST_FLAGS]]:
-        life = table.lifetime(flag)
-        meant = nearest_hint(flag, table.at(""), "no known release has it")
-        lifespan = (
-            f"in `vllm serve` from {life.first} to {life.last}" if life else meant
-        )
-        texts.append(f"{flag}: {lifespan}")
+    name = f"--{flag[1]}"
+    if life := table.lifetime(name):
+        return f"{name}: in `vllm serve` from {life.first} to {life.last}"
 
-    return "\n".join(texts)
+    meant = nearest_hint(name, table.at(""), "no known release has it")
+    return f"{name}: {meant}"
 
 
 def own_advice(message: str) -> str:
@@ -57,7 +53,7 @@ def stated_options(text: str) -> dict[str, str]:
     """Return option → value of an options line of vLLM's, or of a command; a secret is left out."""
     options = re.finditer(WORDS["option"], text)
     return {
-        option["name"].replace("_", "-"): option["value"] or ""
+        option["name"].replace("_", "-"): option.groupdict("")["value"]
         for option in options
         if not re.search(WORDS["private"], option["name"])
     }
@@ -73,7 +69,7 @@ def option_advice(message: str, options: Values) -> str:
         flag[2:] for flag in read_table(FLAGS).at("") if flag.count("-") > _HYPHENS
     )
     named = [
-        f"--{name} {value}".rstrip()
+        f"--{name}={value}".rstrip("=")
         for name, value in {**dict.fromkeys(flags, ""), **options}.items()
         if _is_named(words, name, value)
     ]
@@ -89,6 +85,20 @@ def _is_named(words: str, name: str, value: str) -> bool:
     return _plain_words(name) in words or (
         not is_trivial and _plain_words(value) in words
     )
+
+
+def void_advice(hint: str, options: Values, version: str) -> str:
+    """Return what of a hint is in force by ``options`` or not in this release, "" if nothing is."""
+    table = read_table(FLAGS)
+    lines = []
+    for flag, value in re.findall(WORDS["flag"], hint):
+        if options.get(flag[2:]) == value:
+            set_flag = f"{flag} {value}".rstrip()
+            lines.append(f"In force in this log already: {set_flag}.")
+        elif table.lifetime(flag) and flag not in table.at(version):
+            lines.append(f"Not in vLLM {version}: {flag}.")
+
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _plain_words(text: str) -> str:
@@ -150,7 +160,7 @@ def frame_causes(
     if module in WORDS["cause"]:
         causes = causes[::-1]
 
-    if pinned is None or pinned.id == NO_RELEASE:
+    if pinned is None or pinned.id in (NO_RELEASE, FITS):
         return causes
 
     return (*causes, pinned)

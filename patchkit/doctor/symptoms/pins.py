@@ -11,6 +11,9 @@ from patchkit.runtime.rules.releases import read_table, release, within
 from patchkit.runtime.rules.rule import Situation
 
 PINS = RECIPES / "vllm" / "pins.tsv"
+FITS = "as-pinned"
+"""The cause whose package is the one that vLLM requires."""
+
 NO_RELEASE = "release-unknown"
 """The cause whose release of vLLM is not known."""
 

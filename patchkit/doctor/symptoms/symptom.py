@@ -150,7 +150,8 @@ class Symptom:
     any more specific text of the same line describes it better. ``frames``: the library of the
     deepest frame before it has the causes, if it is known. ``pinned``: what vLLM's release
     requires of a package decides, if a package is named. ``answers``: a note that answers a
-    question about a running server. ``example`` are texts that are this symptom, ``other``
+    question about a running server. ``silent``: it does not say what happened, so the cure of the
+    step before it is told. ``example`` are texts that are this symptom, ``other``
     similar texts that are not. ``broken`` names rows of recipes/env/broken.toml, which come
     before the other causes.
     """
@@ -172,6 +173,7 @@ class Symptom:
     frames: bool = False
     pinned: bool = False
     answers: bool = False
+    silent: bool = False
 
 
 @cache
@@ -243,13 +245,9 @@ class LogFact:
 
 @frozen
 class Step:
-    """A step of a start, which begins with one of the lines ``says``.
-
-    ``name`` is a sentence without an end, and ``cure`` changes the step or shows more of it.
-    """
+    """A step of a start: the lines ``says`` tell of it, ``cure`` changes it or shows more of it."""
 
     says: Texts
-    name: str
     cure: str
 
 

@@ -662,12 +662,12 @@ START = "INFO a.py:1] non-default args: {{'api_key': 'x1y2', {}}}\n"
         (
             "'kv_cache_dtype': 'fp8'",
             "Error: fp8 must not be used",
-            "--kv-cache-dtype fp8",
+            "--kv-cache-dtype=fp8",
         ),
         (
             "'tensor_parallel_size': 6",
             "Error: 16 must be a multiple of 6",
-            "size 6. Give",
+            "size=6. Give",
         ),
         (
             "'seed': 7",
@@ -700,6 +700,15 @@ def test_an_unknown_argument_is_told_with_its_releases_or_what_was_meant(
     assert finding.why.endswith(lifespan)
 
 
+LENGTH = "'kv_cache_dtype': 'fp8'"
+SIGNAL = "(APIServer pid=1) Received signal SIGTERM, shutting down\n"
+NO_MOE = (
+    "NotImplementedError: No NvFp4 MoE backend supports the deployment configuration."
+)
+DICT = (
+    f'  File "{PACKAGES}/transformers/tokenization_utils_base.py", line 9, in f\n'
+    "AttributeError: 'dict' object has no attribute 'model_type'"
+)
 NCCL_BEGUN = "gpu0:1:2 [0] NCCL INFO ncclCommInitAll comm 0x5 rank 0 - Init COMPLETE\n"
 LOADS = "(EngineCore pid=1) INFO 11-22 10:00:00 [a.py:1] Starting to load model m...\n"
 
@@ -707,28 +716,60 @@ LOADS = "(EngineCore pid=1) INFO 11-22 10:00:00 [a.py:1] Starting to load model 
 @pytest.mark.parametrize(
     ("log", "level", "step", "lever"),
     [
-        (f"{NCCL_BEGUN}^C\n", Level.WARNING, "NCCL joined", "NCCL_P2P_DISABLE=1"),
-        (f"{LOADS}KeyboardInterrupt\n", Level.WARNING, "weights were", "safetensors"),
-        (
-            LOADS,
-            Level.NOTE,
-            "has no end in this log; its last step: weights",
-            "free -h",
-        ),
+        (f"{NCCL_BEGUN}^C\n", Level.WARNING, "Init COMPLETE", "NCCL_P2P_DISABLE=1"),
+        (f"{LOADS}KeyboardInterrupt\n", Level.WARNING, "load model m", "safetensors"),
+        (LOADS, Level.NOTE, "Starting to load model m", "free -h"),
     ],
 )
 def test_a_start_that_stands_still_is_told_with_its_last_step(log, level, step, lever):
     (finding,) = judged(log.encode())
     assert (finding.level, finding.about) == (level, "start-unfinished")
     assert is_answer(finding) == (level is Level.NOTE)
-    assert step in finding.what
+    assert step in finding.why
     assert lever in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("log", "about", "hint"),
+    [
+        (
+            f"{BANNER}{LOADS}{SIGNAL}{RAISED.format(CAUSED)}",
+            "start-unfinished",
+            "a limit for the start",
+        ),
+        (f"{NCCL_BEGUN}vllm exited with code 137\n", "unit-killed", "NCCL_P2P_DISABLE"),
+        (
+            f"{START.format(LENGTH)}ValueError: To serve, 13 GiB KV cache is needed\n",
+            "kv-cache-short",
+            "In force in this log already: --kv-cache-dtype fp8.",
+        ),
+        (
+            f"{BANNER.replace('0.25.1', '0.14.1')}{RAISED.format(NO_MOE)}",
+            "moe-backend-none",
+            "Not in vLLM 0.14.1: --moe-backend.",
+        ),
+        (
+            UP + OK_LINE + STREAMS + "ERROR 11-22 10:00:00 service=llm error=400\n",
+            "request-error",
+            "--tool-call-parser",
+        ),
+        (
+            f"{START.format('')}{RAISED.format(DICT)}transformers      4.57.2\n",
+            "package-code",
+            "the one before",
+        ),
+    ],
+)
+def test_what_a_log_shows_is_taken_into_account(log, about, hint):
+    first = judged(log.encode())[0]
+    assert first.about == about
+    assert hint in first.hint
 
 
 def test_an_error_is_told_with_the_step_before_it_and_the_build_of_vllm():
     banner = BANNER.replace("0.25.1", "0.25.1.dev3+frob")
     first = judged(f"{banner}{LOADS}{RAISED.format(CAUSED)}".encode())[0]
-    assert "The last step before it: weights were loaded." in first.why
+    assert "The last step before it: Starting to load model m" in first.why
     assert "(+frob)" in first.why
     upstream = BANNER.replace("0.25.1", "0.25.2.dev0+g752a3a504.d20260714")
     assert "(+" not in judged(f"{upstream}{RAISED.format(CAUSED)}".encode())[0].why
