@@ -38,8 +38,6 @@ from patchkit.finding import Finding, Level
 from patchkit.frozen import Fields, Texts, positional
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.node.topology import check_ipv4
-from patchkit.runtime.rules.rule import CHOICES
 from patchkit.target import Load, targets
 
 Verb = Callable[..., Any]
@@ -48,22 +46,11 @@ Row = Texts
 Lines = Iterator[str]
 
 _TABLES = read_toml(dict[str, Fields], RECIPES / "cli/options.toml")
-_TYPES: Fields = {
-    "number": int,
-    "path": click.Path(path_type=Path),
-    "present path": click.Path(path_type=Path, exists=True),
-    "folder": click.Path(path_type=Path, exists=True, file_okay=False),
-    "path or -": click.Path(path_type=Path, allow_dash=True),
-    "address": check_ipv4,
-    "device": click.Choice(list(targets())),
-    "role": click.Choice(CHOICES["role"]),
-    "quantization": click.Choice(CHOICES["quantization"]),
-}
 # Keys of a row → the function that makes its type.
 _MAKERS: Fields = {
     "choices": click.Choice,
     "range": lambda limits: click.IntRange(**limits),
-    "type": _TYPES.__getitem__,
+    "type": lambda name: _option_types()[name],
 }
 
 
@@ -77,6 +64,26 @@ def option(*words: str, **settings: Any) -> Option:
         if metavar:
             settings["metavar"] = metavar
     return click.option(*names, help=text, **settings)
+
+
+@functools.cache
+def _option_types() -> Fields:
+    """Return the types of options by their names in options.toml."""
+    # `patchkit --help` has no such option, and does without these modules.
+    from patchkit.runtime.node.topology import check_ipv4
+    from patchkit.runtime.rules.rule import CHOICES
+
+    return {
+        "number": int,
+        "path": click.Path(path_type=Path),
+        "present path": click.Path(path_type=Path, exists=True),
+        "folder": click.Path(path_type=Path, exists=True, file_okay=False),
+        "path or -": click.Path(path_type=Path, allow_dash=True),
+        "address": check_ipv4,
+        "device": click.Choice(list(targets())),
+        "role": click.Choice(CHOICES["role"]),
+        "quantization": click.Choice(CHOICES["quantization"]),
+    }
 
 
 def options_of(verb: str) -> Callable[[Verb], Verb]:
