@@ -46,12 +46,6 @@ Row = Texts
 Lines = Iterator[str]
 
 _TABLES = read_toml(dict[str, Fields], RECIPES / "cli/options.toml")
-# Keys of a row → the function that makes its type.
-_MAKERS: Fields = {
-    "choices": click.Choice,
-    "range": lambda limits: click.IntRange(**limits),
-    "type": lambda name: _option_types()[name],
-}
 
 
 def option(*words: str, **settings: Any) -> Option:
@@ -84,6 +78,14 @@ def _option_types() -> Fields:
         "role": click.Choice(CHOICES["role"]),
         "quantization": click.Choice(CHOICES["quantization"]),
     }
+
+
+# Keys of a row → the function that makes its type.
+_MAKERS: Fields = {
+    "choices": click.Choice,
+    "range": lambda limits: click.IntRange(**limits),
+    "type": lambda name: _option_types()[name],
+}
 
 
 def options_of(verb: str) -> Callable[[Verb], Verb]:
