@@ -151,6 +151,11 @@ def parse_python(text: str | bytes) -> ast.Module:
         raise SyntaxError("it is nested too deeply", (None, 1, 0, "")) from None
 
 
+def user_path(text: str) -> Path:
+    """Return the path that a user names; ~NAME of an unknown user stays as it is."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111  (Path's own raises RuntimeError for it)
+
+
 def require_file(path: Path, hint: str) -> None:
     """Raise as ``read_bytes`` does unless a path leads to a regular file that can be opened."""
     with _opened(path, hint):

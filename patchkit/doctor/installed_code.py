@@ -11,7 +11,7 @@ from pathlib import Path
 from patchkit.elf import parse_library
 from patchkit.fatbin import read_entries
 from patchkit.frozen import Values, frozen
-from patchkit.reading import read_environment
+from patchkit.reading import read_environment, user_path
 
 _FORCE = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")  # of both, the first one decides
 
@@ -47,11 +47,9 @@ def look_at_device_code(home: str, process: int, cache: str) -> DeviceCodeFound:
         if counts := dict(Counter(_read_containers(path))):
             codes[path.name] = counts
 
-    environment: Values = os.environ
-    if process:
-        environment = read_environment(process)
+    environment: Values = read_environment(process) if process else os.environ
 
-    folder = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
+    folder = user_path(environment.get("CUDA_CACHE_PATH") or cache)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return DeviceCodeFound(
         codes=codes,

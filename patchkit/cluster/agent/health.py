@@ -20,7 +20,7 @@ from typing import Any
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.process import attempt
-from patchkit.reading import read_environment
+from patchkit.reading import read_environment, user_path
 from patchkit.runtime.host.probe import (
     LIVE,
     ToolUnavailable,
@@ -215,9 +215,7 @@ def collect_health(venv: str, unit: str) -> NodeHealth:
         "gpu_users": gpu_users,
         "process": lambda: process_limits(os.getpid()),
         "container": container_limits,
-        "compilers": lambda: find_compilers(
-            Path(venv).expanduser(), _read_environment(pid)
-        ),
+        "compilers": lambda: find_compilers(user_path(venv), _read_environment(pid)),
     }
 
     unread: dict[str, str] = {}
@@ -381,7 +379,7 @@ def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
     """
     devices = set()
     for folder in folders:
-        path = Path(folder).expanduser()
+        path = user_path(folder)
         nearest = next(filter(Path.exists, (path, *path.parents)))
         device = nearest.stat().st_dev
         if device in devices:

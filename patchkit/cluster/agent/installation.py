@@ -42,7 +42,7 @@ from patchkit.follow import Follow
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
-from patchkit.reading import read_text
+from patchkit.reading import read_text, user_path
 from patchkit.records import RecordError, Sha256, matching, read_json, record
 from patchkit.runtime.host.host import Gpu
 from patchkit.runtime.host.probe import LIVE, Reader, read_gpus
@@ -161,7 +161,7 @@ def look_at_installation(venv: str, lock: Any) -> InstallState:
     """
     wheel_lock = record(WheelLock, lock)
     store = share_folder("wheelhouse")
-    current = leads_to(Path(venv).expanduser(), check=True)
+    current = leads_to(user_path(venv), check=True)
     installed = _read_whole(share_folder("venvs") / wheel_lock.id) is not None
 
     lacking: list[str] = []
@@ -398,7 +398,7 @@ def switch_link(venv: str, name: str) -> None:
     at the path of the link.
     """
     folder = share_folder("venvs")
-    link = Path(venv).expanduser()
+    link = user_path(venv)
     if os.sep in name or _read_whole(folder / name) is None:
         raise HostError(f"{folder / name}: is not a whole installation", hint=_AGAIN)
     if leads_to(link, check=True) == name:

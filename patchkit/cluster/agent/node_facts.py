@@ -21,7 +21,11 @@ from patchkit.cluster.agent.health import Parts, collect_health, disk_rooms, run
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
 from patchkit.cluster.agent.memory_record import has_unified_groups
-from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
+from patchkit.cluster.agent.node_files import (
+    config_folder,
+    read_placed,
+    run_for_user,
+)
 from patchkit.cluster.models.model_files import (
     is_loaded,
     is_safetensors,
@@ -43,7 +47,7 @@ from patchkit.follow import Completed
 from patchkit.foreign import read_json
 from patchkit.frozen import Fields, Texts, Values, frozen
 from patchkit.process import attempt
-from patchkit.reading import read_text
+from patchkit.reading import read_text, user_path
 from patchkit.records import RecordError, record
 from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.probe import LIVE, Reader, parse_whole, probe
@@ -140,7 +144,7 @@ def look_at_node(
     that decide what FlashInfer has; without them this process's environment decides. Raises what
     ``probe`` and ``look_at_image`` raise.
     """
-    link = Path(venv).expanduser()
+    link = user_path(venv)
     # Name the environment itself: another `install` moves the link.
     venv_folder = environment_of(link)
     python = venv_folder / "bin/python"
@@ -148,8 +152,7 @@ def look_at_node(
     environment = {**os.environ}
     if variables:
         environment |= {"PATH": f"{venv_folder}/bin:{PROGRAMS}", **variables}
-    executable = str(python) if has_venv else None
-    host = probe(python=executable, environment=environment)
+    host = probe(python=str(python) if has_venv else None, environment=environment)
     ptxas = find_ptxas(LIVE, os.environ)
 
     image_facts = None
@@ -161,7 +164,7 @@ def look_at_node(
         software = software and replace(software, flashinfer=None)
         host = replace(host, software=software)
 
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = _login_name()
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
 
     return NodeFacts(
@@ -181,6 +184,14 @@ def look_at_node(
         files=read_placed(config_folder(name)),
         models={folder: model_print(folder) for folder in models},
     )
+
+
+def _login_name() -> str:
+    """Return this user's name, or the number of a container's user that has none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _read_memlock() -> int | None:
@@ -312,7 +323,7 @@ def model_print(folder: str) -> ModelPrint:
 
     A folder that does not exist is a ``problem``, no error.
     """
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if not path.is_dir():
         return ModelPrint(
             folder=str(path),

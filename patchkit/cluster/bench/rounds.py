@@ -20,7 +20,7 @@ from patchkit.frozen import Fields, Texts, Values, frozen, positional
 from patchkit.http_exchange import HttpServer
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
-from patchkit.reading import read_text
+from patchkit.reading import read_text, user_path
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.python.startup import VLLM
@@ -82,7 +82,7 @@ def server_of(cluster: Cluster, model: str, venv: str) -> MeasuredServer:
             hint=quoted("patchkit", "up", model),
         )
 
-    folder = Path(units.model.folder).expanduser()
+    folder = user_path(units.model.folder)
     has_tokenizer = (folder / "tokenizer.json").exists()
     settings = units.ranks[0].env.settings
     return MeasuredServer(
@@ -129,7 +129,7 @@ def bench_python(venv: str) -> str:
 
     Raises HostError if it has no vLLM.
     """
-    python = str(Path(venv or sys.prefix).expanduser().absolute() / "bin/python")
+    python = str(user_path(venv or sys.prefix).absolute() / "bin/python")
     if attempt(python, "-c", _FIND_VLLM).trouble:
         raise HostError(
             f"{python}: vllm bench serve is not here",

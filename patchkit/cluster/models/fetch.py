@@ -33,6 +33,7 @@ from patchkit.errors import (
 )
 from patchkit.follow import Completed, Follow
 from patchkit.frozen import frozen
+from patchkit.reading import user_path
 from patchkit.records import RecordError, record
 
 _ASK = """
@@ -165,7 +166,7 @@ def _ask_hub(
     it refuses, has no weights that vLLM loads, or names a file outside the folder. Errors quote
     what the Hub says.
     """
-    interpreter = Path(python).expanduser()
+    interpreter = user_path(python)
     answer = process.ask(
         interpreter, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON
     )
@@ -204,9 +205,16 @@ def _run_hf_download(
         return
 
     total = sum(file.size for file in chosen.files.values())
-    words = [str(Path(python).expanduser().with_name("hf")), "download", chosen.repo]
-    words += names
-    words += ["--revision", chosen.commit, "--local-dir", str(folder)]
+    words = [
+        str(user_path(python).with_name("hf")),
+        "download",
+        chosen.repo,
+        *names,
+        "--revision",
+        chosen.commit,
+        "--local-dir",
+        str(folder),
+    ]
 
     environment = {
         "HF_XET_HIGH_PERFORMANCE": "1",

@@ -33,7 +33,7 @@ from patchkit.errors import (
 from patchkit.finding import Finding, Findings, Level
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.quoting import quoted
-from patchkit.reading import LARGEST_IN_TREE, read_text
+from patchkit.reading import LARGEST_IN_TREE, read_text, user_path
 from patchkit.records import (
     RECIPES,
     RecordError,
@@ -123,8 +123,7 @@ def models_folder(text: str) -> Path:
 
     Raises UsageError if it does not begin at / or ~, or has unprintable characters.
     """
-    # Path.expanduser raises for ~NAME of a user whom this machine does not know.
-    folder = Path(os.path.expanduser(text))  # noqa: PTH111
+    folder = user_path(text)
     if not folder.is_absolute() or not text.isprintable():
         raise UsageError(
             f"{text!r} is no folder for models",
@@ -372,7 +371,7 @@ def check_model(folder: str) -> Checking:
     Files that the quick check finds wrong are not hashed. Raises UsageError if there is no such
     folder.
     """
-    place = Path(folder).expanduser()
+    place = user_path(folder)
     if not place.is_dir():
         raise UsageError(
             f"{place}: no such folder", hint="`patchkit model list` names the models"

@@ -45,7 +45,7 @@ from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.foreign import positive_number, read_count, whole_number
 from patchkit.frozen import Fields, Texts, frozen
 from patchkit.http_exchange import HttpAnswer, HttpServer, PathAnswer, clean, usable_key
-from patchkit.reading import read_text
+from patchkit.reading import read_text, user_path
 from patchkit.records import RECIPES, RecordError, read_json, read_toml
 
 _KEY = "VLLM_API_KEY"
@@ -145,7 +145,7 @@ def find_key(key_file: str) -> tuple[str, str]:
     key = os.environ.get(_KEY, "")
     place = "the environment"
     with contextlib.suppress(PatchkitError, OSError, ValueError):
-        text = read_text(Path(key_file).expanduser(), limit=_MOST_KEYS)
+        text = read_text(user_path(key_file), limit=_MOST_KEYS)
         if line := _KEY_LINE.search(text):
             key = " ".join(shlex.split(line[1]))
             place = key_file

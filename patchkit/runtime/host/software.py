@@ -11,6 +11,7 @@ from pathlib import Path
 
 from patchkit.foreign import read_json
 from patchkit.frozen import Values
+from patchkit.reading import user_path
 from patchkit.runtime.host.host import FlashInfer, Nccl, Software
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
@@ -159,8 +160,7 @@ def find_flashinfer(path: Sequence[str], environment: Values) -> FlashInfer | No
 
     base = environment.get("FLASHINFER_WORKSPACE_BASE", "~")
     base = base.replace("{vllm}", find_version(path, "vllm"))
-    # Path.expanduser raises for an unknown user.
-    cache = Path(os.path.expanduser(base), ".cache/flashinfer", version)  # noqa: PTH111
+    cache = user_path(base) / ".cache/flashinfer" / version
     # FlashInfer sorts the archs, and adds a letter that one lacks: 90a_121a.
     folder = "*_".join(sorted(re.findall(r"\w+", archs), key=len))
     with suppress(OSError):  # another user's folder, or no name of one

@@ -30,7 +30,7 @@ from patchkit.errors import (
 )
 from patchkit.frozen import Texts, Values, frozen
 from patchkit.quoting import quoted
-from patchkit.reading import LARGEST_IN_TREE, read_bytes
+from patchkit.reading import LARGEST_IN_TREE, read_bytes, user_path
 from patchkit.recipes.vllm.build import (
     KnownSource,
     Wanted,
@@ -234,7 +234,7 @@ def _write_source(wanted: Wanted, spec: str, order: VllmOrder, dest: Path) -> st
     Raises UsageError for any other text, SourceError if the source lacks a file.
     """
     known = wanted.known
-    place = Path(spec).expanduser().absolute()
+    place = user_path(spec).absolute()
     if not spec:
         identity = _write_commit(wanted, wanted.external.url, "", order, dest)
     elif place.is_dir():

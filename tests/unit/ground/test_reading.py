@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.reading import LARGEST, read_bytes, read_chunks, read_text, require_file
+from patchkit.reading import (
+    LARGEST,
+    read_bytes,
+    read_chunks,
+    read_text,
+    require_file,
+    user_path,
+)
 
 
 def _socket(path):
@@ -74,3 +81,9 @@ def test_a_compressed_file_is_refused_with_what_unpacks_it(tmp_path):
     ) as caught:
         list(read_chunks(tmp_path / "old.log", reader="wc -l"))
     assert caught.value.hint == f"zcat {tmp_path}/old.log | wc -l"
+
+
+def test_a_path_of_an_unknown_user_stays_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/venv") == tmp_path / "venv"
+    assert user_path("~no-such-user/venv") == Path("~no-such-user/venv")

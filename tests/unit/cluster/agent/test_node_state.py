@@ -189,3 +189,10 @@ def test_kernels_of_ranks_are_those_in_their_own_folder(asked, tmp_path):
 
     kernels = look_at_node("x", "~/venv").host.software.flashinfer
     assert kernels.modules == ("rope",)
+
+
+def test_a_user_without_a_name_is_its_number(asked, monkeypatch):
+    """A container may run as any number: `docker run --user 12345`."""
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    assert look_at_node("x", "~/venv").user == "3999999999"
+    assert look_at_node("x", "~no-such-user/venv").venv == ""
