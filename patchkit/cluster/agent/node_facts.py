@@ -325,10 +325,7 @@ def model_print(folder: str) -> ModelPrint:
     """
     path = user_path(folder)
     if not path.is_dir():
-        return ModelPrint(
-            folder=str(path),
-            problem="no such folder",
-        )
+        return ModelPrint(folder=str(path), problem="no such folder")
 
     check = quick_check(path)
     problem = ""
