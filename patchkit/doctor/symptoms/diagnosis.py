@@ -339,9 +339,9 @@ def _first_strange(
 ) -> tuple[Hit | None, Hit | None]:
     """Return the first error that no symptom describes, and the first such one of a request.
 
-    An error is looked for unless a root error is described. A line that only has the level of an
-    error counts if no exception does, and if all errors that are described come after it and only
-    follow from others, or if it has the form of an exception.
+    An error is looked for unless a root error is described. Without an exception, a line that only
+    has the level of an error counts if all errors that are described follow from others, and if it
+    comes before them or has the form of an exception.
     """
     evidence = (_known_lines(log), log, streams, lives)
     marks = log_words().marks

@@ -138,8 +138,9 @@ def frame_causes(
     """Return the causes of an error, by the last frame in the lines before it.
 
     ``part_causes`` are those of the library in whose frames the error is. If the message is mute,
-    the code that failed comes behind them, or before them if it is a server's own; an import that
-    failed takes their place; so does a package that no library names, if the message is not mute.
+    an import that failed is the only cause; else the code that failed comes behind them, or before
+    them if it is a server's own, and a wrong version of the package last. If it is not mute, the
+    package is the only cause, unless a library names it and has causes.
     """
     frame = last_frame(lines)
     if frame is None:
