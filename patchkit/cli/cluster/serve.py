@@ -168,7 +168,7 @@ def _answered_blocks(cluster: Cluster, model: str, url: str, since: object) -> B
         "answered": True,
     }
     yield GOOD + f"{model} answers"
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Finding] = []
     if since:
         tell(dim("  asking it what it should know, for 90 s at most"))
         findings = check_answers(cluster)
