@@ -279,10 +279,9 @@ def test_the_one_who_grew_is_named(group):
         guard.look_at_processes(MemoryReader().read())
         text = describe_growth([guard._looks[0]], guard._looks[-1])
         hog.kill()
-    assert (
-        f"(process {hog.pid} of {memory_script._user_names()[os.getuid()]}) grew by 0.3"
-        in text
-    )
+    user = memory_script._user_names()[os.getuid()]
+    # 300 MiB and the interpreter's; what the kernel counts of a process is not exact.
+    assert re.search(rf"\(process {hog.pid} of {user}\) grew by 0\.[34] GiB", text)
 
 
 SOON = (10, {9: 1, 10: 1})
