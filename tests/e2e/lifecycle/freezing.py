@@ -117,7 +117,7 @@ def slow_metrics(cluster: EmulatedCluster) -> str:
         count += cluster.answers()
         insist(cluster.ranks() == before, f"it was restarted: {said_by(cluster)}")
         time.sleep(1)
-    insist(count > LONG / 12, f"{count} answers")  # 12 s: of /metrics
+    insist(count > SOON, f"{count} answers")
     cluster.expect("status", says="watch spark1: a token came")
     return "served by the same processes; `status` says by what it lives"
 
