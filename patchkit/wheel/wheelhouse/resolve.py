@@ -12,13 +12,17 @@ import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
+from packaging.tags import (
+    Tag,
+    compatible_tags,
+    cpython_tags,
+    create_compatible_tags_selector,
+    parse_tag,
+)
 from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
@@ -58,8 +62,8 @@ class NodePlatform:
     def glibc_minor(self) -> int:
         return int(self.glibc.partition(".")[2])
 
-    def ranks(self) -> dict[Tag, int]:
-        """Return tag → rank for each wheel tag that fits; an installer takes the lowest rank."""
+    def tags(self) -> Iterator[Tag]:
+        """Yield each wheel tag that fits, in the order in which an installer prefers them."""
         # Newest glibc first, as in pip's ranking.
         minors = range(self.glibc_minor, _LEAST_GLIBC - 1, -1)
         names = [*(f"manylinux_2_{minor}" for minor in minors), *_OLD_NAMES, "linux"]
@@ -68,9 +72,8 @@ class NodePlatform:
         python = [int(part) for part in self.python.split(".")[:2]]
         interpreter = "cp" + "".join(map(str, python))
 
-        native = cpython_tags(python, platforms=platforms)
-        others = compatible_tags(python, interpreter, platforms)
-        return {tag: rank for rank, tag in enumerate(chain(native, others))}
+        yield from cpython_tags(python, platforms=platforms)
+        yield from compatible_tags(python, interpreter, platforms)
 
 
 @contextlib.contextmanager
@@ -212,9 +215,8 @@ def resolve_wheels(
     if done.trouble:
         raise _uv_error(done.errors, requirements, node)
 
-    ranks = node.ranks()
     wheels = [
-        _choose_file(row, node, ranks)
+        _choose_file(row, node)
         for row in tomllib.loads(done.output)["packages"]
         if row["name"] not in ours
     ]
@@ -255,35 +257,24 @@ def _run_uv(
         )
 
 
-def _choose_file(
-    row: Fields,
-    node: NodePlatform,
-    ranks: Mapping[Tag, int],
-) -> LockedWheel:
+def _choose_file(row: Fields, node: NodePlatform) -> LockedWheel:
     """Return the wheel of a package that an installer would take on the node.
 
     ``row`` is the package's entry in pylock.toml. Raises SourceError if no wheel fits.
     """
-    wheels = []
     # A package that was required by its URL has one `archive` in the place of `wheels` (PEP 751).
-    for file in row.get("wheels", [row.get("archive", {})]):
-        wheel = _locked_wheel(file, node)
-        if wheel is None:
-            continue
+    files = row.get("wheels", [row.get("archive", {})])
+    wheels = filter(None, (_locked_wheel(file, node) for file in files))
 
-        *_, build, tags = parse_wheel_filename(wheel.name)
-        fitting = [ranks[tag] for tag in tags if tag in ranks]
-        if fitting:
-            # As pip does: the best tag; among equal tags, the highest build number.
-            wheels.append((-min(fitting), build, wheel))
+    select_fitting = create_compatible_tags_selector(node.tags())
+    fitting = select_fitting((wheel, parse_tag(wheel.name.tag)) for wheel in wheels)
+    for wheel in fitting:
+        return wheel
 
-    if not wheels:
-        raise SourceError(
-            f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
-            hint="build a wheel of it, and name its folder in PIP_FIND_LINKS",
-        )
-    *_, chosen = max(wheels, key=lambda entry: entry[:2])
-    return chosen
+    raise SourceError(
+        f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
+        hint="build a wheel of it, and name its folder in PIP_FIND_LINKS",
+    )
 
 
 def _locked_wheel(file: Fields, node: NodePlatform) -> LockedWheel | None:
