@@ -192,22 +192,17 @@ class Journal:
         """Raise SourceError if a link leads to the journal's folder."""
         place_inside(self.root, self.folder.relative_to(self.root).as_posix())
 
-    def discard(self, to: Path) -> bool:
-        """Move the journal's folder to the path ``to``; return whether there was one.
+    def discard(self, to: Path) -> None:
+        """Move the journal's folder to the new path ``to``, if there is one.
 
         This is for a journal that cannot be read.
         """
         with translated():
             self._check_folder()
             shutil.rmtree(f"{self.folder}.gone", ignore_errors=True)
-            if not self.folder.exists():
-                return False
-
-            make_folders(to.parent)
-            # One damaged journal is kept, the latest.
-            shutil.rmtree(to, ignore_errors=True)
-            self.folder.rename(to)
-        return True
+            if self.folder.exists():
+                make_folders(to.parent)
+                self.folder.rename(to)
 
     def clear_staged(self) -> None:
         """Remove what was only staged, unless a change was interrupted. Raises OSError."""

@@ -116,14 +116,9 @@ def _entry_row(entry: ManifestEntry) -> Row:
 @wheelhouse_command.command("prune")
 @options_of("wheelhouse-prune")
 @rendered
-def prune_wheels(house: Path, drop: Texts, dry_run: bool, force: bool) -> Blocks:
+def prune_wheels(house: Path, drop: Texts, dry_run: bool) -> Blocks:
     """Remove files that the manifest does not list, and remains of interrupted runs."""
-    pruned = prune_wheelhouse(
-        house,
-        drop=drop,
-        dry_run=dry_run,
-        force=force,
-    )
+    pruned = prune_wheelhouse(house, drop=drop, dry_run=dry_run)
     yield {
         "dir": house,
         "dry_run": dry_run,

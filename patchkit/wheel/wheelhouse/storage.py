@@ -36,8 +36,6 @@ from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import ANY, Facts, WheelName, find_faults
 
 JOURNAL = ".journal"
-DAMAGED = ".journal.damaged"
-"""The name of a damaged journal that was set aside."""
 MANIFEST = "manifest.json"
 REQUIREMENTS = "requirements.txt"
 SUMS = "SHA256SUMS"
@@ -59,11 +57,13 @@ def repack_command(release: str, cpu: str, *options: str | Path) -> str:
 
 def wheelhouse_journal(folder: Path) -> Journal:
     """Return the journal of a wheelhouse, which may change only wheels and the three documents."""
+    place = folder / JOURNAL
+    prune = wheelhouse_command("prune", folder)
     return Journal(
         root=folder,
-        folder=folder / JOURNAL,
-        again=wheelhouse_command("prune", folder),
-        rescue=wheelhouse_command("prune", folder, "--force"),
+        folder=place,
+        again=prune,
+        rescue=f"{quoted('rm', '-r', place)} && {prune}",
         allowed=lambda path: (
             "/" not in path and (path in DOCUMENTS or path.endswith(".whl"))
         ),

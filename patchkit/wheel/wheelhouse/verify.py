@@ -11,7 +11,6 @@ from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.paths import is_file
 from patchkit.errors import (
-    DriftError,
     HashMismatchError,
     ProofError,
     SourceError,
@@ -37,7 +36,6 @@ from patchkit.wheel.wheelhouse.pins import (
     sources_of,
 )
 from patchkit.wheel.wheelhouse.storage import (
-    DAMAGED,
     FILLING,
     JOURNAL,
     LINKED,
@@ -157,7 +155,6 @@ def find_leftovers(house: Path) -> Findings:
 
     for name, problem, hint in (
         (JOURNAL, "left by an interrupted run", prune),
-        (DAMAGED, "left by an interrupted run", prune),
         (FILLING, "left by an interrupted fill, or one is at work", either),
     ):
         if os.path.lexists(house / name):
@@ -328,21 +325,20 @@ def prune_wheelhouse(
     *,
     drop: Collection[str] = (),
     dry_run: bool = False,
-    force: bool = False,
 ) -> tuple[Pruned, ...]:
     """Remove wheels that are dropped or not listed, and files that an interrupted run left.
 
     ``drop`` names wheels by file name, project, or project==version. A wheel whose file is gone is
-    taken off the manifest, and the three documents are written anew. ``force`` sets a journal aside
-    that cannot be read. Raises UsageError if ``drop`` names no wheel, SourceError if there are
-    wheels but no manifest, and as ``hold_wheelhouse`` does.
+    taken off the manifest, and the three documents are written anew. Raises UsageError if ``drop``
+    names no wheel, SourceError if there are wheels but no manifest, and as ``hold_wheelhouse``
+    does.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
         cleared = [
             Pruned(leftover.where, leftover.what) for leftover in find_leftovers(house)
         ]
         if not dry_run:
-            cleared += _clear_leftovers(house, force=force)
+            _clear_leftovers(house)
 
         manifest = listed_manifest(house)
         dropped = _find_dropped(house, set(drop))
@@ -408,25 +404,9 @@ def _plan_removal(
             yield Pruned(name, reason)
 
 
-def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
-    """Remove what interrupted runs left, and recover the journal.
-
-    With ``force``, a journal that cannot be recovered is set aside as DAMAGED, which `verify`
-    reports.
-    """
-    damaged = house / DAMAGED
-    remove_link(house, DAMAGED)
-    shutil.rmtree(damaged, ignore_errors=True)
-
-    journal = wheelhouse_journal(house)
-    is_set_aside = False
-    try:
-        journal.recover()
-    except (DriftError, StorageError):
-        if not force:
-            raise
-        is_set_aside = journal.discard(damaged)
-        journal.recover()
+def _clear_leftovers(house: Path) -> None:
+    """Recover the journal, and remove what an interrupted fill left."""
+    wheelhouse_journal(house).recover()
 
     # A link is removed, not followed: the lock would be taken in the folder where it leads.
     filling = house / FILLING
@@ -434,4 +414,3 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     if filling.exists():
         with locked(filling):
             shutil.rmtree(filling, ignore_errors=True)
-    return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if is_set_aside else []
