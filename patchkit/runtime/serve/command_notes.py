@@ -172,7 +172,6 @@ def model_notes(request: ServeRequest) -> Iterator[str]:
     yield from _weight_notes(request)
 
     vllm = request.node.vllm
-    nodes = request.node.nodes
     preset = request.node.preset
     if preset is None:
         recipe = find_recipe(request.model)
@@ -182,9 +181,6 @@ def model_notes(request: ServeRequest) -> Iterator[str]:
         return
 
     yield from _preset_notes(preset)
-    if request.weights and request.memory.gib and nodes < preset.nodes:
-        place = "one Spark" if nodes == 1 else f"{nodes} Sparks"
-        yield f"it fits {place}, and is meant for {preset.nodes}"
 
 
 def _weight_notes(request: ServeRequest) -> Iterator[str]:
