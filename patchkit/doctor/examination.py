@@ -302,7 +302,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
 
 
 def _examine_node(cluster: Cluster, node: Remote) -> NodeReport:
-    ports = {cluster.serve.port}.union(*head_ports(cluster.serve).values())
+    ports = {cluster.serve.port, *head_ports(cluster.serve)}
     try:
         sent = node.call(
             _SentAnswer,

@@ -87,7 +87,7 @@ def _placed_files(folder: Path) -> Iterator[Path]:
             if _FILE.fullmatch(file.name):
                 yield file
 
-    for part in ("", "-worker@", "-ray", "-memory", "-alive"):
+    for part in ("", "-worker@", "-memory", "-alive"):
         file = unit_folder() / f"patchkit-{folder.name}{part}.service"
         if file.is_file():
             yield file

@@ -573,7 +573,7 @@ def end_group(
     does not come back at a boot. Returns the state after it. Raises HostError if systemd fails.
     """
     hold = f"patchkit-{name}-hold.service"
-    parts = ("worker@*", "ray", "memory", "alive")
+    parts = ("worker@*", "memory", "alive")
     helpers = [f"patchkit-{name}-{part}.service" for part in parts]
     running = [unit.unit for unit in unit_states(units) if unit.active != "inactive"]
 

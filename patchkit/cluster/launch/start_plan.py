@@ -201,7 +201,7 @@ def _require_free_ports(cluster: Cluster, units: GroupUnits) -> None:
     rank = units.ranks[0]
     urls = [units.url]
     if len(units.ranks) > 1:
-        ports = head_ports(cluster.serve)["mp"]
+        ports = head_ports(cluster.serve)
         urls += [f"http://{rank.address}:{port}" for port in ports]
 
     for url in urls:

@@ -65,8 +65,6 @@ SCRIPTS = {
 }
 """File name on a node → module, for the scripts that nodes run with the standard library alone."""
 
-RAY_PORT = 6379
-
 # Seconds of a start for any model: kernels that are compiled at the first start, CUDA graphs, the
 # rendezvous of the ranks.
 _BEFORE_SECONDS = 900
@@ -79,13 +77,10 @@ _COMMENT = re.compile("^#.*\n", re.MULTILINE)  # of a template
 _INDEX = "index_head_dim"  # in configs of models with sparse attention
 
 
-def head_ports(serve: ServeChoices) -> dict[str, dict[int, str]]:
-    """Return the ports that ranks need at the head's address: by executor, port to purpose."""
+def head_ports(serve: ServeChoices) -> dict[int, str]:
+    """Return the ports that ranks need at the head's address, each with its purpose."""
     master_port = serve.ranks_port(MASTER_PORT)
-    return {
-        "mp": {master_port: "the rendezvous of the ranks, --master-port"},
-        "ray": {serve.ranks_port(RAY_PORT): "Ray's head"},
-    }
+    return {master_port: "the rendezvous of the ranks, --master-port"}
 
 
 @frozen

@@ -141,9 +141,7 @@ def check_ports_taken(
     """
     node.part("listeners")
 
-    executor = node.env.facts.get("executor", "mp") if node.env else "mp"
-    of_executor = head_ports(file.serve).get(executor, {})
-    needs = {file.serve.port: "the server", **of_executor}
+    needs = {file.serve.port: "the server", **head_ports(file.serve)}
     # A rank that runs has its ports; another process is a fault only if it shares the server's.
     is_running = _is_on(unit) and node.state is not None
     sharers = " ".join(node.state.strangers) if node.state else ""

@@ -80,7 +80,7 @@ def test_a_start_by_a_person_begins_with_the_planned_cache_on_each_node(asked):
 
 def test_the_end_of_a_group_leaves_no_helper_of_a_former_head(asked):
     end_group("x", [UNIT], disable=False)
-    for part in ("worker@*", "ray", "memory", "alive"):
+    for part in ("worker@*", "memory", "alive"):
         assert f"reset-failed patchkit-x-{part}.service" in asked()
     assert not [words for words in asked() if words.startswith("disable")]
 
