@@ -11,6 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import click
+
 from patchkit.cli.out import (
     LaidOut,
     Shown,
@@ -134,7 +136,11 @@ _ARCHS = ", ".join(
 
 _REQUEST = (
     options_of("device"),
-    option("--arch native|family", f"Device code: {_ARCHS}."),
+    option(
+        "--arch native|family",
+        f"Device code: {_ARCHS}.",
+        type=click.Choice(MODES),
+    ),
     options_of("fixes"),
 )
 
@@ -159,18 +165,9 @@ class Selection:
         """Return the request, with defaults from the ledger of a patched tree if there is one."""
         past = ledger.request if ledger else _DEFAULTS
         chosen = self if self.chooses else past
-        arch = self.arch or past.arch
-        # This is no click.Choice, since our own error explains why a bare 12.1 is not enough.
-        if arch not in MODES:
-            raise UsageError(
-                f"--arch takes native or family, not {arch!r}",
-                why="a bare number would lose the device's own instructions",
-                hint=f"take native or family: {_ARCHS}",
-            )
-
         return Request(
             target=targets()[self.target or past.target],
-            arch=arch,
+            arch=self.arch or past.arch,
             only=frozenset(chosen.only),
             skip=frozenset(chosen.skip),
             also=frozenset(chosen.also),
