@@ -19,7 +19,6 @@ from patchkit.cluster.models.model_files import (
     check_model,
     choose_files,
     file_size,
-    models_folder,
     require_room,
     write_record,
 )
@@ -187,7 +186,7 @@ def _ask_hub(
 
     chosen = replace(listing, files={name: listing.files[name] for name in names})
     folder = ModelFolder(repo=repo, commit=chosen.commit)
-    return chosen, models_folder(models) / folder.name
+    return chosen, user_path(models) / folder.name
 
 
 def _run_hf_download(

@@ -118,20 +118,6 @@ def folder_of(name: str) -> ModelFolder | None:
     return ModelFolder(repo=repo, commit=match["commit"])
 
 
-def models_folder(text: str) -> Path:
-    """Return the folder of all models as a path on this machine.
-
-    Raises UsageError if it does not begin at / or ~, or has unprintable characters.
-    """
-    folder = user_path(text)
-    if not folder.is_absolute() or not text.isprintable():
-        raise UsageError(
-            f"{text!r} is no folder for models",
-            hint="name one from / or ~, as in ~/models",
-        )
-    return folder
-
-
 _OTHER_DISK = (
     "make room there: `patchkit model list` names the folders of models; or name another disk: "
     "`model_folder` in cluster.toml"
@@ -395,7 +381,7 @@ def require_record(check: ModelCheck) -> ModelCheck:
 
 def held_models(models: str) -> list[ModelCheck]:
     """Return the quick check of each model in the folder of all models."""
-    root = models_folder(models)
+    root = user_path(models)
     if not root.is_dir():
         return []
 

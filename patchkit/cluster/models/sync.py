@@ -24,7 +24,6 @@ from patchkit.cluster.models.model_files import (
     folder_of,
     hash_findings,
     held_models,
-    models_folder,
     quick_check,
     read_record,
     require_record,
@@ -51,6 +50,7 @@ from patchkit.errors import (
 from patchkit.finding import finding
 from patchkit.frozen import frozen
 from patchkit.quoting import quoted
+from patchkit.reading import user_path
 from patchkit.records import record
 
 _ASIDE = ".sync"  # the folder beside those of models, for files that are not hashed yet
@@ -288,7 +288,7 @@ def _places(models: str, name: str) -> tuple[Path, Path]:
             f"{name!r} is no folder of a model", hint="`patchkit model list`"
         )
 
-    folder = (models_folder(models) / name).resolve()
+    folder = (user_path(models) / name).resolve()
     return folder, folder.parent / _ASIDE / name
 
 

@@ -8,7 +8,6 @@ from patchkit.cluster.models.model_files import (
     ModelFolder,
     choose_files,
     folder_of,
-    models_folder,
     read_shards,
     split_revision,
 )
@@ -143,6 +142,3 @@ def test_what_names_no_model_is_refused():
         "a--b--c@0123456789ab",
     ):
         assert folder_of(name) is None
-    for folder in ("models", "", "a\nb", "/a\x1bb"):
-        with pytest.raises(UsageError):
-            models_folder(folder)
