@@ -6,7 +6,7 @@ vLLM and FlashInfer of an image can be patched first, in a layer over it that ha
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import NoneType
@@ -34,9 +34,9 @@ from patchkit.cluster.ssh.node import (
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.digests import digest, tree_digest
 from patchkit.errors import HostError, PatchkitError, UsageError, translated
-from patchkit.frozen import Texts, Values, frozen
+from patchkit.frozen import Values, frozen
 from patchkit.quoting import quoted
-from patchkit.runtime.host.host import OTHER, Gpu, Software
+from patchkit.runtime.host.host import Gpu, Software
 from patchkit.target import targets
 
 Report = Callable[[str], Progress]
@@ -144,30 +144,15 @@ def require_devices(lock: WheelLock, devices: Mapping[str, Gpu | None]) -> None:
     if not (lock.native and wrong):
         return
 
-    targets = {gpu.target for gpu in devices.values() if gpu}
+    house = "wheelhouse-any"
+    words = [("repack", release) for release in lock.native]
+    words.append(("wheelhouse", "fill"))
+    commands = [quoted("patchkit", *verb, "--dir", house) for verb in words]
     raise HostError(
         "\n".join(wrong),
         why="wheels made with --native hold code for their own device alone",
-        hint=_repack_hint(lock, targets),
+        hint=f"{' && '.join(commands)}, then install with `--wheelhouse {house}`",
     )
-
-
-def _repack_hint(lock: WheelLock, targets: Collection[str]) -> str:
-    """Return the commands that make a wheelhouse for these targets.
-
-    Its wheels are native if there is a single target, else for any device.
-    """
-    house = "wheelhouse-any"
-    options: Texts = ()
-    if len(targets) == 1 and OTHER not in targets:
-        (target,) = targets
-        house = f"wheelhouse-{target}"
-        options = ("--native", "--target", target)
-
-    words = [("repack", release, *options) for release in lock.native]
-    words.append(("wheelhouse", "fill"))
-    commands = [quoted("patchkit", *verb, "--dir", house) for verb in words]
-    return f"{' && '.join(commands)}, then install with `--wheelhouse {house}`"
 
 
 def _describe(venv: InstalledVenv) -> Values:
