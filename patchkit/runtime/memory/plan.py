@@ -56,6 +56,7 @@ _PLAIN_BYTES = 2
 _SAMPLER_BYTES = 20  # logits, sorted, indices, sums
 _PENALTY_BYTES = 4  # counts of tokens, which vLLM keeps
 _MOST_GRAPHS = 51  # of up to 512 rows
+_MORE_GRAPHS = 25  # of the other numbers up to 32, where short answers are to be fast
 _MLA_WORKSPACE = 65536  # tokens for which MLA unpacks keys and values at once
 
 
@@ -333,10 +334,12 @@ def _rank_rows(
         # vLLM makes graphs of 1, 2, 4 and each eighth number of rows, up to two steps' rows.
         sizes = min(3 + _logit_rows(flags) // 4, _MOST_GRAPHS)
         sizes = read_count(checkpoint.config, "graphs") or sizes
+        if flags.get("--performance-mode") == "interactivity":
+            sizes += _MORE_GRAPHS
         graphs = sizes * (beside.graph_gib + beside.graph_layer_gib * layers)
     yield MemoryRow("CUDA", beside.context_gib + graphs, "measured on an H200")
     if request.nodes > 1:
-        yield MemoryRow("NCCL", beside.network_gib, "assumed")
+        yield MemoryRow("NCCL", beside.network_gib, "measured by sockets")
 
 
 def _activation_bytes(

@@ -22,6 +22,7 @@ from patchkit.units import BYTES_PER_GIB
 
 TENSOR_PARTS = "--tensor-parallel-size"
 LAYER_PARTS = "--pipeline-parallel-size"
+_WHOLE_EXPERTS = "--enable-expert-parallel"
 
 _BITS_PER_BYTE = 8
 _UNITS = {"b": 10**9, "t": 10**12}
@@ -131,7 +132,8 @@ def rank_bytes(
     aside = 0.0
     outside = []
     padded = load_budget().padded
-    growth = _padded_growth(checkpoint.config, division.tensor)
+    expert_parts = 1 if _WHOLE_EXPERTS in flags else division.tensor
+    growth = _padded_growth(checkpoint.config, expert_parts)
 
     for tensor in _loaded_tensors(checkpoint, flags):
         size = _loaded_size(tensor) / _count_parts(tensor, division.tensor, heads)
@@ -151,12 +153,15 @@ def rank_bytes(
     return largest + aside + tables + _rope_bytes(checkpoint)
 
 
-def _padded_growth(config: Config, tensor_parts: int) -> float:
-    """Return by how much Marlin's form of experts is larger than that of the checkpoint."""
+def _padded_growth(config: Config, expert_parts: int) -> float:
+    """Return by how much Marlin's form of experts is larger than that of the checkpoint.
+
+    ``expert_parts`` are the ranks that divide each expert; each gets its part padded.
+    """
     padded = load_budget().padded
     multiples = {
         "hidden_size": padded.hidden,
-        "intermediate_size": padded.inner * tensor_parts,
+        "intermediate_size": padded.inner * expert_parts,
     }
     growth = 1.0
     for key, multiple in multiples.items():
