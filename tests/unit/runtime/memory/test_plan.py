@@ -25,9 +25,9 @@ the whole twice, by 5.4 % (deepseek_mtp) and 8.7 % (gptoss_20b). Since then the 
 leaves of MLA's block is planned, and graphs of up to 1024 rows for gpt-oss: both are fitted now.
 Nothing was asked of qwen3_eagle3. NCCL is planned with less than the ``nccl`` of two ranks.
 
-spark_kernels_gpu.json has rows of the same models, made to take what a GB10 takes: Marlin for NVFP4,
-MXFP4 and AWQ; two ranks that NCCL joins by sockets, of which ``shared`` bytes that processes of the
-host share are counted too, as a GB10 has one memory; and a drafter with files, so with its head.
+spark_kernels_gpu.json has rows of such models, made to take what a GB10 takes: Marlin for NVFP4,
+MXFP4 and AWQ; NCCL by sockets between two ranks, whose ``shared`` bytes, which processes of the
+host share, are counted too, as a GB10 has one memory; and a drafter with files, so with its head.
 """
 
 import json
