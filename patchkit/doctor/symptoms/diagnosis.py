@@ -71,14 +71,15 @@ class Diagnosis:
     """A symptom in a log: its first hit and its causes.
 
     ``causes`` has one cause if texts and facts decide, else all that are possible, and none if no
-    known cause is possible. ``values`` are those of {names} in the texts. ``outlived`` says that
-    the server went on to serve.
+    known cause is possible; ``is_proved``: the conditions of the first one hold. ``values`` are
+    those of {names} in the texts. ``outlived`` says that the server went on to serve.
     """
 
     symptom: Symptom
     hit: Hit
     causes: tuple[Cause, ...]
     values: Values
+    is_proved: bool = False
     outlived: bool = False
 
     @property
@@ -97,6 +98,12 @@ class Diagnosis:
     def decided(self) -> bool:
         """Return whether exactly one cause is possible."""
         return len(self.causes) == 1
+
+    @property
+    def is_claimed(self) -> bool:
+        """Return whether the text proves the one possible cause; else the cause is only likely."""
+        is_sure = self.decided and self.causes[0].confidence == "high"
+        return is_sure and (self.is_proved or not self.symptom.yields)
 
     @property
     def rank(self) -> tuple[int, bool, bool, bool, int]:
@@ -471,7 +478,7 @@ class _Evidence:
     ) -> tuple[Cause, ...]:
         """Return the first cause that is not excluded if it is proved, else all not excluded."""
         causes = [cause for cause in candidates if not self._excludes(cause, hit)]
-        if causes and self._proves(causes[0]):
+        if causes and self.proves(causes[0]):
             del causes[1:]
 
         return tuple(causes)
@@ -563,7 +570,7 @@ class _Evidence:
         lacks_text = self.whole and not self.texts >= {*cause.seen}
         return lacks_text or self.has_text(cause.unseen)
 
-    def _proves(self, cause: Cause) -> bool:
+    def proves(self, cause: Cause) -> bool:
         """Return whether all conditions of a cause, which is not excluded, are known to hold."""
         has_text = cause.matches or cause.seen or cause.unseen
         if not (cause.when or has_text):
@@ -617,6 +624,7 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             hit=hit,
             causes=causes,
             values=evidence.quoted_values(causes, hit),
+            is_proved=bool(causes) and evidence.proves(causes[0]),
         )
 
 

@@ -10,6 +10,7 @@ from patchkit.doctor.symptoms.messages import (
     WORDS,
     flag_lifetime,
     frame_place,
+    names_lever,
     option_advice,
     other_reasons,
     own_advice,
@@ -41,6 +42,8 @@ _FOREIGN_BUILD = (
     "This vLLM is no release of upstream's (+{}): it may lack what the release of its "
     "number has, and its maker's issues come first."
 )
+_LIKELY = "likely, but the log does not prove it:"
+_MAY_FOLLOW = "this may follow from the error above; if it does not:"
 _REPORT = "look at the lines before it: `patchkit logs`, or those of the file"
 
 
@@ -73,7 +76,9 @@ def _all_findings(log: ReadLog) -> list[Finding]:
         findings.append(finding)
 
     if worst(findings[:1], Level.ERROR, Level.WARNING):
-        findings[0] = _with_remarks(findings[0], consequences, log)
+        first, *others = findings
+        first = _with_remarks(first, consequences, log)
+        findings = [first, *map(_after_another, others)]
 
     if log.ended and not log.serving:
         findings = _ended_findings(findings, log)
@@ -92,6 +97,15 @@ def _all_findings(log: ReadLog) -> list[Finding]:
     findings = [_without_void_advice(finding, log) for finding in findings]
     is_well = not worst(findings, Level.ERROR, Level.WARNING)
     return [*findings, *_whole_log(log, is_well)]
+
+
+def _after_another(finding: Finding) -> Finding:
+    """Return a finding behind the first one of a log, which may have caused it."""
+    if finding.level not in (Level.ERROR, Level.WARNING):
+        return finding
+
+    why = f"{_MAY_FOLLOW}\n{finding.why}"
+    return replace(finding, why=why, sure="not decided")
 
 
 def _ended_findings(findings: list[Finding], log: ReadLog) -> list[Finding]:
@@ -220,6 +234,8 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     family = log.family[hit.number]
     kinds = WORDS["kind"]
     kind = _error_kind(message, family)
+    is_vague = kind == "own-words" and not names_lever(message, log.options)
+    words = kinds["stated" if is_vague else kind]
 
     hints = [own_advice(message)[:_SHOWN], option_advice(hit.text, log.options)]
     hints += [cause.cure for cause in family]
@@ -232,16 +248,16 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
         kind=HostError,
         about=kind,
         line=hit.number,
-        what=f"{kinds[kind]['title']}: {_shorten(message)}{_place(hit, near)}",
+        what=f"{words['title']}: {_shorten(message)}{_place(hit, near)}",
         why="\n".join(shown),
         hint="\n".join(filter(None, [*hints, _REPORT])),
-        sure=kinds[kind]["sure"],
+        sure=words["sure"],
     )
 
 
 def _error_kind(message: str, family: Sequence[Cause]) -> str:
     """Return which entry ``kind`` of messages.toml an unknown error is."""
-    if states_cause(message, "sentence" if family else "states"):
+    if states_cause(message):
         return "own-words"
 
     return next((row.id for row in family if row.id in WORDS["kind"]), "unknown")
@@ -312,22 +328,28 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     cause = diagnosis.causes[0]
     is_vague = symptom.general or symptom.follows
 
-    why = (
+    why = [
         diagnosis.filled(cause.cause),
         other_reasons(diagnosis.hit.text),
         flag_lifetime(diagnosis.hit.text),
-    )
+    ]
     cure = (
         diagnosis.filled(cause.cure),
         diagnosis.pasted(cause.command),
         own_advice(diagnosis.hit.text)[:_SHOWN] if is_vague else "",
     )
-    # A symptom that follows has its cause in another error: the confidence would mislead.
-    if not symptom.follows:
-        finding = replace(finding, sure=f"{cause.confidence}, {cause.evidence}")
+
+    sure = f"{cause.confidence}, {cause.evidence}"
+    if symptom.follows:
+        # Its cause is in another error: the confidence would mislead.
+        sure = finding.sure
+    elif not diagnosis.is_claimed:
+        sure = f"not decided; {sure}"
+        why.insert(0, _LIKELY)
 
     return replace(
         finding,
+        sure=sure,
         why="\n".join(filter(None, why)),
         hint="\n".join(filter(None, cure)),
         source=cause.source,

@@ -21,10 +21,10 @@ WORDS = read_toml(dict[str, Any], RECIPES / "doctor" / "messages.toml")
 """What errors say of themselves: the head of the file describes the entries."""
 
 
-def states_cause(message: str, form: str = "states") -> bool:
-    """Return whether a message says what is wrong, by this form of messages.toml."""
+def states_cause(message: str) -> bool:
+    """Return whether a message says what is wrong."""
     is_mute = re.search(WORDS["mute"], message)
-    return not is_mute and bool(re.search(WORDS[form], message))
+    return not is_mute and bool(re.search(WORDS["states"], message))
 
 
 def flag_lifetime(message: str) -> str:
@@ -65,15 +65,20 @@ def option_advice(message: str, options: Values) -> str:
     These are ``options`` of the start whose name or value it has, and others by their whole name.
     """
     words = _plain_words(message.partition(": ")[2])
-    flags = (
-        flag[2:] for flag in read_table(FLAGS).at("") if flag.count("-") > _HYPHENS
-    )
+    table = read_table(FLAGS)
+    flags = (flag[2:] for flag in table.at("") if flag.count("-") > _HYPHENS)
     named = [
         f"--{name}={value}".rstrip("=")
         for name, value in {**dict.fromkeys(flags, ""), **options}.items()
-        if _is_named(words, name, value)
+        if table.lifetime(f"--{name}") and _is_named(words, name, value)
     ]
     return WORDS["named"].format(options=", ".join(named)) if named else ""
+
+
+def names_lever(message: str, options: Values) -> bool:
+    """Return whether a message names what to change: an option, a variable, a version, a file."""
+    levers = (re.search(WORDS["lever"], message), option_advice(message, options))
+    return any(levers)
 
 
 def _is_named(words: str, name: str, value: str) -> bool:

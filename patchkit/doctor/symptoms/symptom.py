@@ -8,8 +8,8 @@ A symptom has texts as programs print them, with placeholders for the parts that
 value is not kept, and ``...`` for anything of up to 500 characters. A blank stands for blanks or
 the end of a line; write two where programs print a run of blanks, as in a table. ``^`` in front of
 a text is the start of a line, and ``$`` behind it the end of one. Upper and lower case are the
-same. A text has no name twice, and at least five plain ASCII characters in a row: grep searches
-for them.
+same. A name that comes again stands for the same word. A text has at least five plain ASCII
+characters in a row: grep searches for them.
 """
 
 import re
@@ -66,7 +66,10 @@ def text_pattern(text: str) -> TextPattern:
     end = 0
     for part in _PART.finditer(text):
         expression += re.escape(text[end : part.start()])
-        expression += _part_expression(part)
+        repeated = f"(?P={part['name']})"
+        is_new = f"(?P<{part['name']}>" not in expression
+
+        expression += _part_expression(part) if is_new else repeated
         end = part.end()
 
     expression += re.escape(text[end:])

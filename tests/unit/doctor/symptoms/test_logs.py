@@ -334,7 +334,7 @@ def test_first_error(head, worker, expected):
 @pytest.mark.parametrize(
     ("text", "why", "hint"),
     [
-        (CAUSED, "(the program's own words); it ended", ALIGNED),
+        (CAUSED, "(not decided); it ended", ALIGNED),
         (
             f"torch.AcceleratorError: {STALE}",
             "Some kernel is wrong for this shape",
@@ -764,6 +764,61 @@ def test_what_a_log_shows_is_taken_into_account(log, about, hint):
     first = judged(log.encode())[0]
     assert first.about == about
     assert hint in first.hint
+
+
+CAN_BE_SPLIT = "the shard of rank 0 must not be split"
+
+
+@pytest.mark.parametrize(
+    ("error", "sure"),
+    [
+        (CAUSED, "not decided"),
+        (f"ValueError: {CAN_BE_SPLIT}; use --frob-size 4", "the program's own words"),
+        (
+            f"ValueError: {CAN_BE_SPLIT}: set FROB_SPLIT_SIZE=4",
+            "the program's own words",
+        ),
+        (f"ValueError: {CAN_BE_SPLIT}: set VLLM_LOGGING_LEVEL=DEBUG", "not decided"),
+        ("RuntimeError: frob requires frobnix >= 1.2", "the program's own words"),
+        ("RuntimeError: CUBLAS_STATUS_INTERNAL_ERROR", "not decided; medium, reported"),
+        ("ModuleNotFoundError: No module named 'frob'", "high, documented"),
+        (
+            "ModuleNotFoundError: No module named 'frob.b'",
+            "not decided; medium, inferred",
+        ),
+    ],
+)
+def test_a_cause_is_claimed_only_where_the_text_proves_it(error, sure):
+    first = judged(f"{BANNER}{RAISED.format(error)}".encode())[0]
+    assert first.sure == sure
+
+
+def test_only_the_first_error_claims_a_cause():
+    errors = ("OSError: [Errno 24]", "NCCL WARN Duplicate GPU detected")
+    log = "".join(map(RAISED.format, errors))
+    second = judged(f"{BANNER}{log}".encode())[1]
+    assert (second.sure, second.why.partition(";")[0]) == (
+        "not decided",
+        "this may follow from the error above",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "about", "hint"),
+    [
+        (
+            '{"content":"it is so so so so so so so so so"}',
+            "answer-repeats",
+            "--moe-backend marlin",
+        ),
+        ('["","length",200]', "answer-empty", "--moe-backend or --linear-backend"),
+        ("$ # the same without --frob runs", "compared-by-hand", "leave that out"),
+    ],
+)
+def test_what_the_owner_pastes_behind_a_healthy_start_is_told(line, about, hint):
+    (finding, *_others) = judged(f"{UP}{OK_LINE}{line}\n".encode())
+    assert finding.about == about
+    assert hint in finding.hint
 
 
 def test_an_error_is_told_with_the_step_before_it_and_the_build_of_vllm():
