@@ -8,7 +8,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import attrgetter, itemgetter
 
 from patchkit.doctor.symptoms.lines import FORMS
@@ -16,6 +16,7 @@ from patchkit.doctor.symptoms.messages import (
     frame_causes,
     runs_engine,
     stated_options,
+    stated_variables,
     states_cause,
 )
 from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
@@ -151,7 +152,8 @@ class ReadLog:
     goes on after; ``broken`` says that a request was later answered as a fault of the server.
     ``ended`` is the line in which somebody ended the program by hand, ``facts`` are those of the
     machine and its software. ``steps`` is the number of a
-    line → the step of the start that it tells of, ``options`` the options of the start.
+    line → the step of the start that it tells of, ``options`` the options of the start, ``levers``
+    what options and variables switch on.
     ``lines`` is number → text of the lines around the diagnoses.
     """
 
@@ -169,6 +171,7 @@ class ReadLog:
     facts: Situation
     steps: Mapping[int, StartStep]
     options: Values
+    levers: Texts
     lines: Mapping[int, str]
 
     @property
@@ -215,7 +218,7 @@ def read_log(
 
     facts = machine_facts or {}
     # What stands before the only banner, such as the command, is of the same start.
-    command = merged_scan(log.before).hits if log.begun.total() <= 1 else ()
+    command = merged_scan(log.before if log.begun.total() <= 1 else {})
     latest = _judge_start(log.streams, log.answered, facts, whole, command)
     former = _judge_start(log.before, {}, facts, whole, command)
 
@@ -258,7 +261,7 @@ def _judge_start(
     answered: Answers,
     machine_facts: Situation,
     whole: bool,
-    command: Iterable[str],
+    command: Scan,
 ) -> ReadLog:
     """Return the diagnoses of one start; ``command`` has the texts just before it."""
     log = merged_scan(streams)
@@ -268,7 +271,7 @@ def _judge_start(
     lives = server_lives(streams, answered)
 
     diagnoses = []
-    evidence = _Evidence(log, facts, whole, {*log.hits, *command})
+    evidence = _Evidence(log, facts, whole, {*log.hits, *command.hits})
     for diagnosis in _diagnose(evidence):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
         hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
@@ -289,7 +292,8 @@ def _judge_start(
     serving = [life for life in lives.values() if life.serving]
     marks = log_words().marks
     last_broken = log.last_line_of(marks["broken"])
-    option_lines = [hit.text for hit in log.hits_of(marks["options"])]
+    options = chain(*(part.hits_of(marks["options"]) for part in (command, log)))
+    settings = "\n".join(hit.text for hit in options)
     return ReadLog(
         diagnoses=tuple(diagnoses),
         strange=strange,
@@ -303,7 +307,11 @@ def _judge_start(
             for step in log_words().step
             for hit in log.hits_of(step.says)
         },
-        options=stated_options("\n".join(option_lines)),
+        options=stated_options(settings),
+        levers=(
+            *evidence.switches(evidence.chosen_parts()),
+            *stated_variables(settings),
+        ),
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
         lines={
@@ -511,10 +519,8 @@ class _Evidence:
         before = self.lines_before(hit)
         causes = frame_causes(before, hit.text, self.facts, part_causes)
         if runs_engine(before, hit.text):
-            chosen = self.chosen_parts()
-            changing = (part for part in chosen if not part.frames)
+            changing = (part for part in self.chosen_parts() if not part.frames)
             causes = (*self.library_causes(changing, hit), *causes)
-            parts += chosen
 
         return self.with_switches(causes, parts)
 
@@ -526,18 +532,20 @@ class _Evidence:
         """Return whether one of these texts is there."""
         return not self.texts.isdisjoint(texts)
 
+    def switches(self, parts: Iterable[KernelLibrary]) -> Texts:
+        """Return how to switch parts off, except those that the log switches off already."""
+        switches = dict.fromkeys(
+            part.off for part in parts if not self.has_text(part.without)
+        )
+        return (*filter(None, switches),)
+
     def with_switches(
         self,
         causes: tuple[Cause, ...],
         parts: Iterable[KernelLibrary],
     ) -> tuple[Cause, ...]:
-        """Return causes whose last cure also says which parts of a traceback can be switched off.
-
-        Parts that the log's options or variables switch off already are left out.
-        """
-        switches = dict.fromkeys(
-            part.off for part in parts if part.off and not self.has_text(part.without)
-        )
+        """Return causes whose last cure says which parts of a traceback can be switched off."""
+        switches = self.switches(parts)
         if not (causes and switches):
             return causes
 
@@ -616,7 +624,6 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             traced = (evidence.traceback_parts(hit) for hit in hits)
             parts = next(filter(None, traced), [])
             causes = evidence.library_causes(parts, hit) or causes
-            parts = [*parts, *evidence.chosen_parts()]
             causes = evidence.with_switches(causes, parts)
 
         yield Diagnosis(

@@ -92,7 +92,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
             about=_REQUEST,
             what=what,
         )
-        findings.append(request)
+        findings.append(_with_levers(request, log))
 
     findings = [_without_void_advice(finding, log) for finding in findings]
     is_well = not worst(findings, Level.ERROR, Level.WARNING)
@@ -150,7 +150,17 @@ def _with_remarks(
         remarks.append(f"{len(consequences)} consequence{plural}: {ids}; -v")
 
     why = "\n".join(remarks)
-    return replace(finding, why=why.lstrip(), hint="\n".join(hints))
+    finding = replace(finding, why=why.lstrip(), hint="\n".join(hints))
+    return _with_levers(finding, log)
+
+
+def _with_levers(finding: Finding, log: ReadLog) -> Finding:
+    """Return a finding which also says what a test may leave out, if no cause is decided."""
+    if "not decided" not in finding.sure or not log.levers:
+        return finding
+
+    levers = WORDS["levers"].format(levers="; ".join(log.levers))
+    return replace(finding, hint=f"{finding.hint}\n{levers}")
 
 
 def _without_void_advice(finding: Finding, log: ReadLog) -> Finding:

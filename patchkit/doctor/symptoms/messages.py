@@ -59,6 +59,12 @@ def stated_options(text: str) -> dict[str, str]:
     }
 
 
+def stated_variables(text: str) -> tuple[str, ...]:
+    """Return variables with their values that may change how a server computes, each once."""
+    unquoted = re.sub("[\"']", "", text)
+    return (*dict.fromkeys(re.findall(WORDS["variable"], unquoted)),)
+
+
 def option_advice(message: str, options: Values) -> str:
     """Return a hint at the options that a message names, "" if it names none.
 

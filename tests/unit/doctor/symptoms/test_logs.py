@@ -793,6 +793,17 @@ def test_a_cause_is_claimed_only_where_the_text_proves_it(error, sure):
     assert first.sure == sure
 
 
+def test_what_a_start_has_on_is_told_where_no_cause_is_decided():
+    command = (
+        "$ VLLM_FROB_LAYOUT='HND' VLLM_LOGGING_LEVEL=DEBUG vllm serve m --enable-lora\n"
+    )
+    first, *_others = judged(f"{command}{BANNER}{RAISED.format(CAUSED)}".encode())
+    levers = first.hint.rpartition("one after the other: ")[2]
+    assert levers == "LoRA (leave --enable-lora out); VLLM_FROB_LAYOUT=HND."
+    bare = judged(f"{BANNER}{RAISED.format(CAUSED)}".encode())[0]
+    assert "one after the other" not in bare.hint
+
+
 def test_only_the_first_error_claims_a_cause():
     errors = ("OSError: [Errno 24]", "NCCL WARN Duplicate GPU detected")
     log = "".join(map(RAISED.format, errors))
