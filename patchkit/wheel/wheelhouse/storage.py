@@ -63,7 +63,7 @@ def wheelhouse_journal(folder: Path) -> Journal:
         root=folder,
         folder=place,
         again=prune,
-        rescue=f"{quoted('rm', '-r', place)} && {prune}",
+        rescue=f"{quoted('mv', place, f'{place}.damaged')} && {prune}",
         allowed=lambda path: (
             "/" not in path and (path in DOCUMENTS or path.endswith(".whl"))
         ),

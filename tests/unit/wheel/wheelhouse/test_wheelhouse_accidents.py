@@ -109,16 +109,17 @@ def test_cut_short_it_is_told_and_taken_back(before, house):
 
 
 @pytest.mark.usefixtures("before")
-def test_the_hint_removes_a_damaged_journal(house):
+def test_the_hint_sets_a_damaged_journal_aside(house):
     (house / ".journal/back.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be understood") as caught:
         prune_wheelhouse(house)
-    remove, _and, prune = caught.value.hint.partition(" && ")
+    move, _and, prune = caught.value.hint.partition(" && ")
     assert prune == f"patchkit wheelhouse prune --dir {house}"
-    subprocess.run(shlex.split(remove), check=True)
+    subprocess.run(shlex.split(move), check=True)
+    assert (house / ".journal.damaged/back.json").read_bytes() == b"damaged"
     prune_wheelhouse(house)
     assert kinds(house) == []
-    assert {path.name for path in house.iterdir()} == {*contents(house)}
+    assert not (house / ".journal").exists()
 
 
 @pytest.mark.parametrize(
