@@ -55,7 +55,6 @@ class LibraryRules:
     exact: LibraryNames
     of_family: LibraryNames
     module_paths: Values
-    started: LibraryNames
     version_files: Values
     provided: Mapping[str, Texts]
 
