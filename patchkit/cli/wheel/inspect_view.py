@@ -17,10 +17,9 @@ from patchkit.cli.render import (
 )
 from patchkit.digests import sha256_of
 from patchkit.frozen import Fields, Values
-from patchkit.target import Load, Target
+from patchkit.target import Target
 from patchkit.wheel.device.inspect import (
     LIVE,
-    RELOCATABLE,
     Binary,
     first_use_phrase,
     inspect_file,
@@ -178,7 +177,7 @@ def _live_archs(binary: Binary) -> str:
 
 
 def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
-    """Yield everything about one library, and in a sentence how its code loads on the device."""
+    """Yield everything about one library, and last how its code loads on the device."""
     yield bold(binary.name) + f"  {binary.size:,} bytes"
     facts = {
         **record_fields(binary.library, "sections", "needed"),
@@ -198,33 +197,9 @@ def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Lines:
     heads = ("section", "arch", "compressed", "count", "loads")
     yield from table(rows, heads=heads)
 
-    styles = LOAD_STYLES[str(binary.load(target))]
-    yield style(f"  {_load_sentence(binary, target)}", **styles)
-
-
-def _load_sentence(binary: Binary, target: Target) -> str:
-    """Return a sentence that says how the code of a library loads on a device."""
-    if not binary.live:
-        if binary.relocatable:
-            return "holds only code that was not linked: no device can load it"
-        return "holds no device code"
-
-    if binary.linked_anew(target):
-        at_first_use = f"linked anew on the device at first use ({RELOCATABLE})"
-        return f"loads on {target.title}: jit, {at_first_use}"
-
-    load = binary.load(target)
-    live = [code for code in binary.codes if code.section == LIVE]
-    archs = dict.fromkeys(code.name for code in live if code.reach(target) is load)
-    names = ", ".join(archs)
-    if load is Load.NONE:
-        return f"does not load on {target.title}: it holds only {names}"
-
-    loads = binary.loads(target)
-    sentence = f"loads on {target.title}: {load}, {names}"
-    if len(loads) > 1:
-        sentence += f"; of {loads.total()} fat binaries, {count_loads(loads)}"
-    return sentence
+    load = str(binary.load(target))
+    counts = count_loads(binary.loads(target)) or "no live code"
+    yield style(f"  on {target.title}: {load} ({counts})", **LOAD_STYLES[load])
 
 
 def _binary_fields(binary: Binary, target: Target) -> Fields:
