@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -14,10 +13,8 @@ from typing import Any
 import click
 
 from patchkit.cli.out import (
-    LaidOut,
     Shown,
     bold,
-    colour,
     dim,
     progress,
     style,
@@ -28,7 +25,6 @@ from patchkit.cli.render import (
     BAD,
     STYLES,
     Blocks,
-    Data,
     Lines,
     Option,
     Row,
@@ -238,7 +234,6 @@ _LISTED = [
 ]
 # States in which the severity of a fix does not matter.
 _UNSEVERE = (State.UPSTREAM, State.NOT_APPLICABLE)
-_DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Blocks:
@@ -350,14 +345,3 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
 
     text = f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"
     return [head + text]
-
-
-def diff_blocks(diff: str) -> Blocks:
-    """Yield a unified diff: coloured in a terminal, byte for byte elsewhere."""
-    if not diff or not (sys.stdout.isatty() or colour()):
-        yield Data(diff)
-        return
-
-    # splitlines() would also split at form feeds and the like, which a source may hold.
-    for line in diff.removesuffix("\n").split("\n"):
-        yield LaidOut(style(line, fg=_DIFF_COLOURS.get(line[:1])))

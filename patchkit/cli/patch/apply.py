@@ -10,7 +10,6 @@ import click
 from patchkit.apply import Draft, drafted, finish, plan_for, revert
 from patchkit.cli.options import (
     Selection,
-    diff_blocks,
     folder_options,
     located,
     opened,
@@ -346,7 +345,7 @@ def diff_command(source: SourceOptions, selection: Selection) -> Blocks:
             "files": [*plan.texts],
             "diff": diff,
         }
-        yield from diff_blocks(diff)
+        yield Data(diff)
 
 
 @click.command

@@ -9,9 +9,8 @@ from math import log
 
 import click
 
-from patchkit.cli.options import diff_blocks
 from patchkit.cli.out import bold, dim, record_fields
-from patchkit.cli.render import Blocks, Lines, Record, Row, rendered, section
+from patchkit.cli.render import Blocks, Data, Lines, Record, Row, rendered, section
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -218,7 +217,7 @@ def _fix_blocks(fix: Fix) -> Blocks:
 
     for row in diffs:
         yield bold("Before and after") + f", as in {row['version']}"
-        yield from diff_blocks(row["diff"])
+        yield Data(row["diff"])
 
 
 def _evidence_rows(evidence: Sequence[Evidence]) -> _Rows:

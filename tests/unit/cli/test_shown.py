@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out
-from patchkit.cli.options import diff_blocks
 from patchkit.cli.out import PERIOD, progress
-from patchkit.cli.render import Data, finding_blocks, finding_lines
+from patchkit.cli.render import finding_blocks, finding_lines
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, finding
 from patchkit.patching.fix import State
@@ -149,15 +148,10 @@ def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
     assert shown == [f"? spark-1  {about}: not checked: why"] * (mark == "?")
 
 
-def print_diff(text):
-    for block in diff_blocks(text):
-        out.data(block) if isinstance(block, Data) else out.say(block)
-
-
 def test_data_goes_out_byte_for_byte():
     with CliRunner().isolation() as streams:
         out.data(f"{EVIL} é \udcff\n")
-        print_diff(f"+{EVIL}\n")
+        out.data(f"+{EVIL}\n")
     assert (
         streams[0].getvalue()
         == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
@@ -165,9 +159,9 @@ def test_data_goes_out_byte_for_byte():
 
 
 def test_a_difference_in_a_terminal_is_shown(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
     with CliRunner().isolation(color=True) as streams:
-        print_diff(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        out.data(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
     shown = re.sub(r"\x1b\[\d+m", "", streams[0].getvalue().decode())
     assert shown.splitlines()[3:] == [r"-old\x0c", f"+{visible(EVIL)}{MARK}"]
 
