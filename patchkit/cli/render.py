@@ -101,7 +101,7 @@ def _read_option(row: Fields) -> Option:
         settings["type"] = _MAKERS[key](settings.pop(key))
 
     if "argument" in row:
-        return click.argument(settings.pop("argument"), **settings)
+        return click.argument(settings.pop("argument"), cls=FilledArgument, **settings)
     return option(*settings.pop("words"), **settings)
 
 
@@ -150,6 +150,17 @@ class ExitCode:
 
 Block = str | Fields | Record | ExitCode
 Blocks = Iterator[Block]
+
+
+class FilledArgument(click.Argument):
+    """An argument that refuses an empty text, which a path would take for the current folder."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        words = value if isinstance(value, tuple) else (value,)
+        if "" in words:
+            raise click.BadParameter("it is empty, like an unset variable", ctx, self)
+
+        return super().process_value(ctx, value)
 
 
 class VerbGroup(click.Group):

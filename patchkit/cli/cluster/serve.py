@@ -66,7 +66,7 @@ from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
-_MODEL = click.argument("model")
+_MODEL = options_of("model")
 _SPEAKING = ("waiting", "busy")  # sub-states in which a unit has a text of its own
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _Word = tuple[str, str]  # with its colour, "" for none

@@ -10,7 +10,16 @@ from math import log
 import click
 
 from patchkit.cli.out import bold, dim, record_fields
-from patchkit.cli.render import Blocks, Data, Lines, Record, Row, rendered, section
+from patchkit.cli.render import (
+    Blocks,
+    Data,
+    Lines,
+    Record,
+    Row,
+    options_of,
+    rendered,
+    section,
+)
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -37,7 +46,7 @@ _Entry = Fix | Claim | Symptom
 
 
 @click.command
-@click.argument("text", metavar="[ID|TEXT]", required=False)
+@options_of("explain")
 @rendered
 def explain_command(text: str | None) -> Blocks:
     """Explain a fix: symptom, reason, releases, evidence, before and after.

@@ -186,16 +186,14 @@ def find_image(
     ``root`` is the folder of the machine's files. What fails is the ``problem`` of the facts:
     nothing is raised for it.
     """
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
-    program = shutil.which(engine, path=path)
+    program = find_program(engine)
     if not program:
         return ImageFacts(problem="engine-missing")
 
-    user = pwd.getpwuid(os.getuid())
-    owner = f"{user.pw_uid}:{user.pw_gid}"
+    user = user_entry()
     facts = ImageFacts(
         program=program,
-        user=owner,
+        user=f"{user.pw_uid}:{user.pw_gid}",
         login=user.pw_name,
     )
 
@@ -213,7 +211,7 @@ def find_image(
         if _ROOTLESS in info.get("SecurityOptions", ()):
             raise HostError("docker is rootless")
 
-        podman = shutil.which("podman", path=path)
+        podman = find_program("podman")
         if podman and "host" in info:
             # `docker` may be another name of podman.
             facts = replace(facts, program=podman)
@@ -224,6 +222,22 @@ def find_image(
     except _ODD as error:
         refusal = f"{engine}: an answer that cannot be read: {error}"
     return replace(facts, problem="engine-refuses", said=refusal)
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of a program; what PATH lacks may be in /usr/bin or /bin."""
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
+    return shutil.which(name, path=path)
+
+
+def user_entry() -> pwd.struct_passwd:
+    """Return this user's entry; without one, as in a container, the number is the name."""
+    number = os.getuid()
+
+    try:
+        return pwd.getpwuid(number)
+    except KeyError:
+        return pwd.struct_passwd((str(number), "", number, os.getgid(), "", "/", ""))
 
 
 def _read_info(info: Any, root: str) -> Fields:
@@ -245,13 +259,12 @@ def _read_info(info: Any, root: str) -> Fields:
             spec = f"/{file.relative_to(root)}"
             driver = release[1] if release else ""
 
-    runtimes = info.get("Runtimes", ())
     return {
         "version": str(version),
         "storage": next(disk_rooms([storage])),
         "spec": spec,
         "driver": driver,
-        "hook": "nvidia" in runtimes or bool(shutil.which(_HOOK)),
+        "hook": "nvidia" in info.get("Runtimes", ()) or bool(find_program(_HOOK)),
     }
 
 

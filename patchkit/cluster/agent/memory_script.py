@@ -324,12 +324,12 @@ class MemoryGuard:
 
     def _describe_end(self, refused: Sequence[int]) -> str:
         if refused:
-            rest = [
+            names = ", ".join(
                 f"{row.name} (process {row.pid} of {_user_name(row.user)})"
                 for row in read_processes()
                 if row.pid in refused
-            ]
-            return f"SIGKILL is refused, so these of the rank live: {', '.join(rest)}"
+            )
+            return f"SIGKILL is refused, so docker alone may end: {names or 'none now'}"
 
         engine = self.settings.get("inside", ("",))[0]
         has_container = any(map(_CONTAINER.search, map(str, self._inodes)))
@@ -338,8 +338,8 @@ class MemoryGuard:
         return "ended the rank"
 
     def _describe(self, memory: MemoryLeft) -> str:
-        floor = self.floor / GIB
-        text = f"{memory.left / GIB:.1f} GiB left, memory_floor is {floor:.1f}"
+        left = f"{memory.left / GIB:.1f} GiB left"
+        text = f"{left}, memory_floor is {self.floor / GIB:.1f}"
         if memory.is_stalled:
             text += "; all processes wait for memory, since it is swapped"
         growth = describe_growth((self._looks[0], self._calm), self._looks[-1])
@@ -351,8 +351,7 @@ class MemoryGuard:
         subject, size = most_grown(ProcessSizes(0.0, total, []), self._looks[-1])
         reason = "memory" if memory.left < self.needs else "another start to load"
         text = f"the start waits for {reason}: {memory.left / GIB:.1f} GiB are left"
-        text += f", {self.needs / GIB:.1f} needed"
-        return f"{text}; {subject} has {size / GIB:.1f}"
+        return f"{text}, {self.needs / GIB:.1f} needed; {subject} has {size / GIB:.1f}"
 
     def _note_status(self, memory: MemoryLeft | None) -> None:
         """Tell systemd how little memory is left, and the journal once; None for enough."""

@@ -37,6 +37,12 @@ _STALL_SHARE = 0.2
 _LONGEST_STALL = 1.5  # seconds beyond the share: the rank ends, and no more are counted
 _PRESSURE = "/proc/pressure/memory"
 _MOST_REFUSED = 9  # processes that the guard is told
+_DOCKER = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+# In the path of a container's control group.
+_DOCKER_GROUP = re.compile(r"docker[-/]([0-9a-f]{64})")
+_KILL = (
+    b"POST /containers/%s/kill HTTP/1.1\r\nHost: docker\r\nContent-Length: 0\r\n\r\n"
+)
 MEMBERS = "cgroup.procs"
 """The file of a control group that lists its processes."""
 
@@ -77,10 +83,8 @@ class MemoryReader:
             self._add_stall(int(waited[1]) / 1e6)
 
         has_stalled = self._stall >= _LONGEST_STALL
-        return MemoryLeft(
-            left=int(left[1]),
-            is_stalled=has_stalled and bool(_SWAP.search(self._meminfo_text)),
-        )
+        is_stalled = has_stalled and bool(_SWAP.search(self._meminfo_text))
+        return MemoryLeft(int(left[1]), is_stalled)
 
     def _add_stall(self, waited: float) -> None:
         """Count the seconds in which all processes waited, beyond ``_STALL_SHARE`` of the time.
@@ -108,8 +112,8 @@ class RankGroup:
 
     members: int
     kill: int
-    ended: bool | None = field(default=None, init=False)
-    refused: list[int] = field(default_factory=list, init=False)
+    ended: bool | None = None
+    refused: list[int] = field(default_factory=list)
 
     def read_members(self) -> list[int]:
         """Return the processes of the group, the first ones of many; none if it is gone."""
@@ -153,6 +157,8 @@ class Trigger:
         self._enough = mark
         self._channel = channel
         self._reader = MemoryReader()
+        self._docker = socket.socket(socket.AF_UNIX)
+        self._request = b""  # to docker, to kill the rank's container; empty for none
         self._groups: list[RankGroup] = []
 
     def run(self) -> NoReturn:
@@ -160,11 +166,9 @@ class Trigger:
         lock_memory()
         gc.disable()
 
-        calls = select.poll()
-        calls.register(self._channel, select.POLLIN)
         while True:
             pause = self.look()
-            if calls.poll(pause * 1000):
+            if select.select([self._channel], [], [], pause)[0]:
                 self.receive()
 
     def receive(self) -> None:
@@ -176,6 +180,9 @@ class Trigger:
         if text.isdecimal():
             self.mark = int(text)
             return
+
+        if container := _DOCKER_GROUP.search(text):
+            self._request = _KILL % container[1].encode()
         with suppress(OSError):  # it is gone
             self._groups.append(open_group(Path(text)))
 
@@ -189,14 +196,29 @@ class Trigger:
             for group in self._groups:
                 group.ended = None
 
+        if self._request and memory.left >= self.mark:
+            self._connect_docker()
+
         # The time in which the fastest load would reach the floor, within ``_PAUSES``.
         least, most = _PAUSES
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
 
+    def _connect_docker(self) -> None:
+        """Connect to docker's daemon anew if it closed the connection, or answered there."""
+        if select.select([self._docker], [], [], 0)[0]:
+            self._docker.close()
+
+            self._docker = socket.socket(socket.AF_UNIX)
+            self._docker.setblocking(False)
+
+            with suppress(OSError):  # it does not run, or DOCKER_HOST is no socket
+                self._docker.connect(_DOCKER.removeprefix("unix://"))
+
     def _end_rank(self, memory: MemoryLeft) -> None:
         """Kill the rank, and tell the guard the first time; later calls kill what is left of it.
 
-        A group that ``kill`` ended is left alone: the unit's ExecStopPost= runs in it.
+        A group that ``kill`` ended is left alone: the unit's ExecStopPost= runs in it. The first
+        time, docker is asked to end a container with processes that this user may not kill.
         """
         living = [group for group in self._groups if group.read_members()]
 
@@ -206,7 +228,11 @@ class Trigger:
 
         if is_new:
             refused = [pid for group in living for pid in group.refused]
-            figures = (memory.left, memory.is_stalled, *refused[:_MOST_REFUSED])
+            if refused:
+                with suppress(OSError):  # there is no connection
+                    self._docker.send(self._request)
+
+            figures = (*memory, *refused[:_MOST_REFUSED])
             with suppress(OSError):  # the guard ended
                 self._channel.send(b" ".join(b"%d" % figure for figure in figures))
 
@@ -222,6 +248,7 @@ def start_trigger(floor: float, mark: float) -> socket.socket:
             far.send(f"{type(error).__name__}: {error}".encode()[: mmap.PAGESIZE])
         finally:
             os._exit(1)
+
     far.close()
     return near
 
@@ -237,8 +264,12 @@ def lock_memory() -> None:
 
     rows = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     for row in sorted(rows, key=lambda row: " r-xp " not in row):
-        begin, end = (int(part, 16) for part in row.split()[0].split("-"))
+        begin, end = row.split()[0].split("-")
+        address = int(begin, 16)
+        size = int(end, 16) - address
+
         if " ---p " not in row:
-            library.mlock(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+            library.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
+
     # Past the buffer of Python, which ends with the process.
     os.write(1, b"not all of the guard's memory is locked, by LimitMEMLOCK\n")

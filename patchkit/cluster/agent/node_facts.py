@@ -6,8 +6,6 @@ whose systemd is silent still has a network.
 """
 
 import os
-import pwd
-import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,12 @@ from typing import Any, Literal
 
 from patchkit.cluster.agent import node_state
 from patchkit.cluster.agent.health import Parts, collect_health, disk_rooms, run_parts
-from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
+from patchkit.cluster.agent.image_facts import (
+    ImageFacts,
+    find_program,
+    look_at_image,
+    user_entry,
+)
 from patchkit.cluster.agent.installation import digest_record, environment_of, leads_to
 from patchkit.cluster.agent.memory_record import has_unified_groups
 from patchkit.cluster.agent.node_files import (
@@ -164,8 +167,7 @@ def look_at_node(
         software = software and replace(software, flashinfer=None)
         host = replace(host, software=software)
 
-    user = _login_name()
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
+    user = user_entry().pw_name
 
     return NodeFacts(
         host=host,
@@ -179,19 +181,11 @@ def look_at_node(
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=ptxas,
         image=image_facts,
-        rsync=bool(shutil.which("rsync", path=path)),
+        rsync=bool(find_program("rsync")),
         unified_groups=has_unified_groups(),
         files=read_placed(config_folder(name)),
         models={folder: model_print(folder) for folder in models},
     )
-
-
-def _login_name() -> str:
-    """Return this user's name, or the number of a container's user that has none."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _read_memlock() -> int | None:

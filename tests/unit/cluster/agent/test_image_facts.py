@@ -7,6 +7,7 @@ example.com/device. The programs on PATH are stand-ins that print it, and run co
 """
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,13 @@ def test_what_containers_get(
         True,
         (),
     )  # whose owner opens it, inside as well
+
+
+def test_a_user_without_an_entry_is_a_number(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "getgid", lambda: 54322)
+    image = find_image(*engine(), root=str(tmp_path))
+    assert (image.problem, image.user, image.login) == ("", "54321:54322", "54321")
 
 
 def test_the_podman_of_this_machine(tmp_path, monkeypatch):

@@ -79,10 +79,10 @@ def rank_in(group, *words):
 def guard_with(floor, *groups, takes=0.0, free=0.0, **settings):
     names = {"name": "x", "unit": "x.service", "id": "abc"}
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    CHANNELS.extend((near, far))
     memory = {"takes": takes, "free": free}
     guard = MemoryGuard({**names, "floor": floor, "memory": memory, **settings}, near)
     guard.trigger = Trigger(guard.floor, guard.mark, far)
+    CHANNELS.extend((near, far, guard.trigger._docker))
     guard._paths.update(groups)
     return guard
 
@@ -573,13 +573,82 @@ def test_what_is_left_of_a_rank_is_named_and_killed_at_the_next_look(
         assert (other.wait(5), rank.poll()) == (-9, None)
         stop = read_stop("x", "abc")
         who = f"sleep (process {rank.pid} of {pwd.getpwuid(os.getuid()).pw_name})"
-        assert stop.text.endswith(
-            f"SIGKILL is refused, so these of the rank live: {who}"
-        )
+        assert stop.text.endswith(f"SIGKILL is refused, so docker alone may end: {who}")
 
         refused.clear()
         look(guard)
         assert (rank.wait(5), read_stop("x", "abc")) == (-9, stop)
+
+
+CONTAINER = "0123456789abcdef" * 4
+REQUEST = (
+    f"POST /containers/{CONTAINER}/kill HTTP/1.1\r\n"
+    "Host: docker\r\nContent-Length: 0\r\n\r\n"
+).encode()
+
+
+def test_docker_is_asked_once_to_end_what_sigkill_is_refused_for(
+    home, group, monkeypatch
+):
+    """Its daemon listens only while memory is enough: below the floor nothing is opened."""
+    kill = os.kill
+    is_refused = True
+
+    def refuse(pid, number):
+        if is_refused:
+            raise PermissionError
+        kill(pid, number)
+
+    monkeypatch.setattr(memory_trigger, "_DOCKER", f"unix://{home}/docker.sock")
+    monkeypatch.setattr(memory_trigger.os, "kill", refuse)
+    monkeypatch.setattr(memory_script.os, "open", without(os.open, "cgroup.kill"))
+    container = group / f"docker-{CONTAINER}.scope"
+    container.mkdir()
+
+    guard = guard_with(0.001, container)
+    look(guard)  # no docker: nothing happens
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(f"{home}/docker.sock")
+        daemon.listen()
+        daemon.settimeout(10)
+        look(guard)
+        daemon.accept()[0].close()  # as docker does after 5 minutes without a request
+        look(guard)
+        connection, _address = daemon.accept()
+        connection.settimeout(10)
+
+        with rank_in(container, "sleep", "99") as rank:
+            let_nothing_be_enough(guard)
+            for _ in range(3):
+                look(guard)
+            connection.settimeout(0.2)
+            assert connection.recv(4096) == REQUEST
+            connection.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                connection.recv(4096)
+            assert "docker alone may end: sleep (process" in read_stop("x", "abc").text
+
+            is_refused = False
+            look(guard)
+            assert rank.wait(5) == -9
+
+        guard.trigger.floor = guard.trigger.mark = 1
+        look(guard)
+        daemon.accept()[0].close()  # opened anew, since docker answered
+        connection.close()
+        guard.trigger._docker.close()
+    container.rmdir()
+
+
+def test_a_rank_without_a_container_opens_no_socket_of_docker(home, group, monkeypatch):
+    monkeypatch.setattr(memory_trigger, "_DOCKER", f"unix://{home}/docker.sock")
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(f"{home}/docker.sock")
+        daemon.listen()
+        daemon.setblocking(False)
+        look(guard_with(0.001, group))
+        with pytest.raises(BlockingIOError):
+            daemon.accept()
 
 
 def test_a_guard_that_saw_no_container_claims_no_end_of_it(group):

@@ -266,7 +266,7 @@ def test_no_cure_is_a_release_that_is_there(banner, release, offered):
     ("data", "what"),
     [
         (b"", "is empty"),
-        (b"\0" * 9000, "is empty"),
+        (b"\0" * 9000, "is empty, or all its bytes are zero"),
         ("RuntimeError: x\n".encode("utf-16"), "is UTF-16"),
         (bytes(range(256)) * 9, "is binary"),
     ],
