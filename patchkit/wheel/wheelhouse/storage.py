@@ -505,7 +505,10 @@ def _write_obstacle(path: Path) -> str:
     """Return what keeps a folder from being written to, "" if nothing does."""
     if not path.is_dir():
         return "a file"
-    return "" if os.access(path, os.W_OK) else "read-only"
+
+    # os.access lets root write into /proc and /sys; such file systems have no blocks.
+    is_writable = os.access(path, os.W_OK) and os.statvfs(path).f_blocks
+    return "" if is_writable else "read-only"
 
 
 def check_room(house: Path, filename: str) -> Texts:
