@@ -456,20 +456,16 @@ def built_blocks(
     overridden = {row.takes.project for row in load_manifest(house).overrides}
     is_overridden = WheelName(wheel.name).project in overridden
     options = ["--no-deps"] if is_overridden else []
-    yield from install_steps(wheel, built.facts, options)
+    yield from install_steps(wheel, options)
 
 
-def install_steps(
-    wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
-) -> Sequence[Shown]:
+def install_steps(wheel: Path, options: Sequence[str] = ()) -> Sequence[Shown]:
     """Return the commands that install a wheel here, or copy it to its device and install it."""
     cpus = WheelName(wheel.name).cpus
     if ANY in cpus or platform.machine() in cpus:
         return [next_step(*pip(), "install", *options, wheel)]
 
-    target = targets().get(str(facts.get("target")))
-    device = target.title if target else "node"
-    where = f"to take it to the {device}, {' or '.join(sorted(cpus))}"
+    where = f"to take it to its device, {' or '.join(sorted(cpus))}"
     words = ["pip", "install", *options, wheel.name]
     return [
         next_step(
@@ -558,7 +554,7 @@ def repack_command(
 
     what = f"{repacked.wheel}  {repacked.size / 1e6:.1f} MB, {seconds:.0f} s"
     yield (GOOD if repacked.fresh else "nothing to do, it is there already: ") + what
-    yield from install_steps(repacked.wheel, repacked.facts)
+    yield from install_steps(repacked.wheel)
 
 
 def _library_fields(library: Judged) -> Fields:
