@@ -79,6 +79,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("cluster init a a", 2, ["node: a is named twice"]),
         ("cluster init a --head-ip 999", 2, ["'999' is not an IPv4 address"]),
         ("serve m", 2, ["`patchkit` has no command 'serve'", "patchkit up m"]),
+        (
+            "build vllm --version nan",
+            2,
+            ["'nan' is not a version", "next: write it as"],
+        ),
         ("switch ''", 2, ["'MODEL': it is empty, like an unset", "patchkit switch --"]),
         ("check a ''", 2, ["'FILE...': it is empty, like an unset variable"]),
         ("aply 'x y'", 2, ["patchkit apply 'x y'\n"]),
