@@ -192,7 +192,7 @@ class Trigger:
         if memory.left < (self.mark if memory.is_stalled else self.floor):
             self._end_rank(memory)
         elif memory.left >= self._enough:
-            # The next start may run in the same group, beside a process that hangs in the kernel.
+            # A process that hangs in the kernel keeps its group: the next start may run in it.
             for group in self._groups:
                 group.ended = None
 
@@ -204,7 +204,8 @@ class Trigger:
         return min(max((memory.left - self.floor) / _FASTEST, least), most)
 
     def _connect_docker(self) -> None:
-        """Connect to docker's daemon anew if it closed the connection, or answered there."""
+        """Connect to docker's daemon, anew once it closed the connection or answered on it."""
+        # A socket that is not connected yet, or no longer, also counts as readable.
         if select.select([self._docker], [], [], 0)[0]:
             self._docker.close()
 
@@ -215,7 +216,7 @@ class Trigger:
                 self._docker.connect(_DOCKER.removeprefix("unix://"))
 
     def _end_rank(self, memory: MemoryLeft) -> None:
-        """Kill the rank, and tell the guard the first time; later calls kill what is left of it.
+        """Kill the rank, and tell the guard the first time; later calls kill the rest of the rank.
 
         A group that ``kill`` ended is left alone: the unit's ExecStopPost= runs in it. The first
         time, docker is asked to end a container with processes that this user may not kill.

@@ -56,7 +56,9 @@ _PLAIN_BYTES = 2
 _SAMPLER_BYTES = 20  # logits, sorted, indices, sums
 _PENALTY_BYTES = 4  # counts of tokens, which vLLM keeps
 _MOST_GRAPHS = 51  # of up to 512 rows
-_MORE_GRAPHS = 25  # of the other numbers up to 32, where short answers are to be fast
+_DENSE_ROWS = (
+    32  # up to so many each number gets a graph, where short answers are to be fast
+)
 _MLA_WORKSPACE = 65536  # tokens for which MLA unpacks keys and values at once
 
 
@@ -331,11 +333,13 @@ def _rank_rows(
     graphs = 0.0
     if "--enforce-eager" not in flags:
         layers = read_count(checkpoint.config, "num_hidden_layers") / division.layer
-        # vLLM makes graphs of 1, 2, 4 and each eighth number of rows, up to two steps' rows.
+        # vLLM makes graphs of 1, 2, 4 and each multiple of 8 rows, up to twice those of a step.
         sizes = min(3 + _logit_rows(flags) // 4, _MOST_GRAPHS)
+        # Where a model's class sets the sizes, memory.toml has their number among its defaults.
         sizes = read_count(checkpoint.config, "graphs") or sizes
         if flags.get("--performance-mode") == "interactivity":
-            sizes += _MORE_GRAPHS
+            rows = min(2 * _logit_rows(flags), _DENSE_ROWS)
+            sizes += rows - 3 - rows // 8
         graphs = sizes * (beside.graph_gib + beside.graph_layer_gib * layers)
     yield MemoryRow("CUDA", beside.context_gib + graphs, "measured on an H200")
     if request.nodes > 1:

@@ -126,7 +126,7 @@ def drafting_settings(flags: Values) -> Fields:
 def rank_bytes(
     checkpoint: Checkpoint, division: Division, flags: Values, target: str
 ) -> float:
-    """Return the bytes of weights of the rank that holds most, on a device called ``target``."""
+    """Return the bytes of weights of the fullest rank; ``target`` is the profile of its device."""
     heads = read_count(checkpoint.config, "num_key_value_heads") or division.tensor
     bytes_by_layer: Counter[int] = Counter()
     aside = 0.0
@@ -154,7 +154,7 @@ def rank_bytes(
 
 
 def _padded_growth(config: Config, expert_parts: int) -> float:
-    """Return by how much Marlin's form of experts is larger than that of the checkpoint.
+    """Return by what factor the bytes of MXFP4 experts grow, since Marlin rounds up their sizes.
 
     ``expert_parts`` are the ranks that divide each expert; each gets its part padded.
     """

@@ -266,7 +266,7 @@ def _choose_file(row: Fields, node: NodePlatform) -> LockedWheel:
         return wheel
 
     raise SourceError(
-        f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
+        f"{row['name']} {row.get('version', '')}: no wheel that fits the node has a sha256",
         hint="build a wheel of it, and name its folder in PIP_FIND_LINKS",
     )
 

@@ -403,7 +403,7 @@ def _plan_removal(
 
 
 def _clear_leftovers(house: Path) -> None:
-    """Recover the journal, and remove what an interrupted fill left."""
+    """Take an interrupted change back, and remove what an interrupted fill downloaded."""
     wheelhouse_journal(house).recover()
 
     # A link is removed, not followed: the lock would be taken in the folder where it leads.
