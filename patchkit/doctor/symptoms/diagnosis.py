@@ -85,8 +85,12 @@ class Diagnosis:
 
     @property
     def level(self) -> str:
-        """Return the level of the symptom, "note" if the server outlived it."""
-        return "note" if self.outlived else self.symptom.level
+        """Return the level of the symptom, "note" if the server outlived it or nothing is wrong."""
+        is_harmless = self.decided and self.causes[0].harmless
+        if self.outlived or is_harmless:
+            return "note"
+
+        return self.symptom.level
 
     @property
     def is_root(self) -> bool:
@@ -103,8 +107,12 @@ class Diagnosis:
     @property
     def is_claimed(self) -> bool:
         """Return whether the text proves the one possible cause; else the cause is only likely."""
-        is_sure = self.decided and self.causes[0].confidence == "high"
-        return is_sure and (self.is_proved or not self.symptom.yields)
+        if not self.decided:
+            return False
+
+        is_sure = self.causes[0].confidence == "high"
+        may_follow = self.symptom.yields and not self.is_proved
+        return is_sure and not may_follow
 
     @property
     def rank(self) -> tuple[int, bool, bool, bool, int]:
@@ -376,7 +384,9 @@ def _first_strange(
     first_error = min((row.hit.number for row in errors), default=sys.maxsize)
     failures = (SEVERE_LINE, *marks["failed"])
     lines, _requests = _strange_hits(failures, *evidence)
-    if request:
+
+    of_requests = [row for row in diagnoses if row.symptom.request]
+    if request or of_requests:
         # Without a writer, it may be the client that tells of its failed request.
         lines = [hit for hit in lines if hit.who]
 
@@ -534,9 +544,9 @@ class _Evidence:
 
     def switches(self, parts: Iterable[KernelLibrary]) -> Texts:
         """Return how to switch parts off, except those that the log switches off already."""
-        switches = dict.fromkeys(
-            part.off for part in parts if not self.has_text(part.without)
-        )
+        switched_on = (part for part in parts if not self.has_text(part.without))
+        switches = dict.fromkeys(part.off for part in switched_on)
+
         return (*filter(None, switches),)
 
     def with_switches(

@@ -62,7 +62,9 @@ def stated_options(text: str) -> dict[str, str]:
 def stated_variables(text: str) -> tuple[str, ...]:
     """Return variables with their values that may change how a server computes, each once."""
     unquoted = re.sub("[\"']", "", text)
-    return (*dict.fromkeys(re.findall(WORDS["variable"], unquoted)),)
+    settings = dict.fromkeys(re.findall(WORDS["variable"], unquoted))
+
+    return (*settings,)
 
 
 def option_advice(message: str, options: Values) -> str:
@@ -83,7 +85,10 @@ def option_advice(message: str, options: Values) -> str:
 
 def names_lever(message: str, options: Values) -> bool:
     """Return whether a message names what to change: an option, a variable, a version, a file."""
-    levers = (re.search(WORDS["lever"], message), option_advice(message, options))
+    levers = (
+        re.search(WORDS["lever"], message),
+        option_advice(message, options),
+    )
     return any(levers)
 
 

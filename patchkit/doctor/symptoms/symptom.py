@@ -124,7 +124,8 @@ class Cause(Grounded):
     ``matches`` is a pattern that the printed text must match, such as a number in it. ``seen`` are
     texts that must be in the same log, whose {names} the cause may quote; ``unseen`` texts must
     not be in it. ``command`` cures or shows the cause, ``costs`` is the drawback of the cure, and
-    the command ``tell`` tells this cause from the other causes of its symptom.
+    the command ``tell`` tells this cause from the other causes of its symptom. Nothing is wrong
+    with a ``harmless`` cause.
     """
 
     cause: str
@@ -135,6 +136,7 @@ class Cause(Grounded):
     command: str = ""
     costs: str = ""
     tell: str = ""
+    harmless: bool = False
 
 
 def filled_cause(texts: Values, values: Values) -> Cause:

@@ -793,6 +793,20 @@ def test_a_cause_is_claimed_only_where_the_text_proves_it(error, sure):
     assert first.sure == sure
 
 
+WAITS = (
+    "INFO [a.py:7] No available shared memory broadcast block found in 60 seconds.\n"
+)
+SHARDS = "Loading safetensors checkpoint shards:  58% Completed | 42/72\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "warnings"), [(WAITS + SHARDS, []), (WAITS, ["shm-broadcast"])]
+)
+def test_a_harmless_cause_is_no_warning(log, warnings):
+    found = judged(log.encode())
+    assert [row.about for row in found if row.level is Level.WARNING] == warnings
+
+
 def test_what_a_start_has_on_is_told_where_no_cause_is_decided():
     command = (
         "$ VLLM_FROB_LAYOUT='HND' VLLM_LOGGING_LEVEL=DEBUG vllm serve m --enable-lora\n"
