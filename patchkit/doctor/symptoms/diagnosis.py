@@ -14,7 +14,6 @@ from operator import attrgetter, itemgetter
 from patchkit.doctor.symptoms.lines import FORMS
 from patchkit.doctor.symptoms.messages import (
     frame_causes,
-    runs_engine,
     stated_options,
     stated_variables,
     states_cause,
@@ -528,10 +527,9 @@ class _Evidence:
         part_causes = self.library_causes(parts, hit)
         before = self.lines_before(hit)
         causes = frame_causes(before, hit.text, self.facts, part_causes)
-        if runs_engine(before, hit.text):
-            changing = (part for part in self.chosen_parts() if not part.frames)
-            causes = (*self.library_causes(changing, hit), *causes)
 
+        changing = (part for part in self.chosen_parts() if not part.frames)
+        causes = (*self.library_causes(changing, hit), *causes)
         return self.with_switches(causes, parts)
 
     def chosen_parts(self) -> list[KernelLibrary]:

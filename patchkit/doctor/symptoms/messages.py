@@ -62,9 +62,7 @@ def stated_options(text: str) -> dict[str, str]:
 def stated_variables(text: str) -> tuple[str, ...]:
     """Return variables with their values that may change how a server computes, each once."""
     unquoted = re.sub("[\"']", "", text)
-    settings = dict.fromkeys(re.findall(WORDS["variable"], unquoted))
-
-    return (*settings,)
+    return (*dict.fromkeys(re.findall(WORDS["variable"], unquoted)),)
 
 
 def option_advice(message: str, options: Values) -> str:
@@ -137,12 +135,6 @@ def frame_place(lines: str) -> str:
     """Return where the last frame in these lines is, "" if none is of a package."""
     frame = last_frame(lines)
     return f" in {frame['function']} ({frame['file']})" if frame else ""
-
-
-def runs_engine(lines: str, message: str) -> bool:
-    """Return whether an error of Python itself is of vLLM's engine, which all options change."""
-    is_mute = re.search(WORDS["mute"], message)
-    return bool(is_mute and re.search(WORDS["engine"], lines))
 
 
 def frame_causes(
