@@ -1,5 +1,6 @@
 """Explain a fix, a claim or the text of an error: `patchkit explain`."""
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from patchkit.errors import UsageError
 from patchkit.frozen import Fields
 from patchkit.patching.fix import Evidence, Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
+from patchkit.quoting import quoted
 from patchkit.runtime.rules.rule import describe_condition
 from patchkit.source.project import projects
 
@@ -36,6 +38,7 @@ _LEAST_WORD = 3  # characters: a shorter text is not searched for
 _NEAREST = 8  # names at most of what shares words with a text
 _COMMON = 0.1  # a word in more than this part of the wordings says nothing
 _NEAR = 0.6  # of the best score: what has less is left out
+_MISTYPED = 0.8  # likeness, 0 to 1: a text that is this like an id is the id with a typing error
 # The fields of a fix that --json prints.
 _FIX_FACTS = "id title symptom why upstream needs evidence requires"
 _Rows = Sequence[Row]
@@ -83,16 +86,19 @@ def _search_blocks(
     """Yield what contains a text: one entry or a few diagnoses in full, anything more as a list.
 
     If nothing contains all words of the text, what shares the rarest of them is listed. Raises
-    UsageError if nothing does.
+    UsageError if nothing does; the error suggests the id that the text resembles.
     """
     entries: dict[str, _Entry] = {**fixes, **claims, **symptoms()}
+    ids = {name.replace("-", "_"): name for name in entries}
+    mistyped = difflib.get_close_matches(_as_id(text), ids, n=1, cutoff=_MISTYPED)
+
+    # One word may be a mistyped id: then nothing is listed, and the error suggests that id.
     exact = {name for name, row in entries.items() if _fits(text, _wording(row))}
-    names = exact or _nearest_names(text, entries)
-    if not names:
-        raise UsageError(
-            f"no fix, claim or symptom is {text!r}",
-            hint="`patchkit explain` lists them",
-        )
+    is_id = " " not in text
+    names = exact if exact or is_id else _nearest_names(text, entries)
+    if not names or (mistyped and is_id):
+        hint = quoted("patchkit", "explain", *map(ids.__getitem__, mistyped))
+        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
 
     rows = [row for name, row in entries.items() if name in names]
     diagnoses = [_unmet(row) for row in rows if isinstance(row, Symptom)]

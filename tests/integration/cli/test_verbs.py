@@ -128,9 +128,9 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("apply --nccl-src vllm==0.24.0", 2, ["neither a git URL nor a release"]),
         ("apply --vllm-src x --sha256 0", 2, ["'0' is not a sha256"]),
         (
-            "explain shm_spn",
-            0,
-            ["the nearest", "\n  shm_spin "],
+            "explain arch_list",
+            2,
+            ["'arch_list'", "next: patchkit explain arch_lists\n"],
         ),
         (
             "explain sm_121",
@@ -143,9 +143,9 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             ["\n  nvfp4_moe_marlin ", "\n  garbage-output "],
         ),
         (
-            "explain xyzzy",
+            "explain no-such-thing",
             2,
-            ["symptom is 'xyzzy'", "next: `patchkit explain` lists them\n"],
+            ["symptom is 'no-such-thing'", "next: patchkit explain\n"],
         ),
         (
             "doctor --log no.log",
