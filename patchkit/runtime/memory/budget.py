@@ -35,6 +35,7 @@ class Beside:
     graph_gib: float
     graph_layer_gib: float
     network_gib: float
+    network_layer_gib: float
     engine_gib: float
     server_gib: float
     ray_gib: float

@@ -330,20 +330,31 @@ def _rank_rows(
 
     size = _activation_bytes(checkpoint, division.tensor, flags, shape) / BYTES_PER_GIB
     yield MemoryRow("activations", size, f"{shape.batch} tokens at once")
-    graphs = 0.0
-    if "--enforce-eager" not in flags:
-        layers = read_count(checkpoint.config, "num_hidden_layers") / division.layer
-        # vLLM makes graphs of 1, 2, 4 and each multiple of 8 rows, up to twice those of a step.
-        sizes = min(3 + _logit_rows(flags) // 4, _MOST_GRAPHS)
-        # Where a model's class sets the sizes, memory.toml has their number among its defaults.
-        sizes = read_count(checkpoint.config, "graphs") or sizes
-        if flags.get("--performance-mode") == "interactivity":
-            rows = min(2 * _logit_rows(flags), _DENSE_ROWS)
-            sizes += rows - 3 - rows // 8
-        graphs = sizes * (beside.graph_gib + beside.graph_layer_gib * layers)
+    sizes = _count_graphs(checkpoint.config, flags)
+    layers = sizes * read_count(checkpoint.config, "num_hidden_layers") / division.layer
+    graphs = sizes * beside.graph_gib + layers * beside.graph_layer_gib
     yield MemoryRow("CUDA", beside.context_gib + graphs, "measured on an H200")
     if request.nodes > 1:
-        yield MemoryRow("NCCL", beside.network_gib, "measured by sockets")
+        # Only parts of a layer exchange their sums inside the graphs.
+        sums = layers * beside.network_layer_gib if division.tensor > 1 else 0
+        yield MemoryRow("NCCL", beside.network_gib + sums, "measured by sockets")
+
+
+def _count_graphs(config: Config, flags: Values) -> int:
+    """Return for how many numbers of rows vLLM makes CUDA graphs.
+
+    They are 1, 2, 4 and each multiple of 8, up to twice the rows of a step. Where a model's class
+    sets them, memory.toml has their number among its defaults.
+    """
+    if "--enforce-eager" in flags:
+        return 0
+
+    sizes = min(3 + _logit_rows(flags) // 4, _MOST_GRAPHS)
+    sizes = read_count(config, "graphs") or sizes
+    if flags.get("--performance-mode") == "interactivity":
+        rows = min(2 * _logit_rows(flags), _DENSE_ROWS)
+        sizes += rows - 3 - rows // 8
+    return sizes
 
 
 def _activation_bytes(

@@ -26,8 +26,10 @@ leaves of MLA's block is planned, and graphs of up to 1024 rows for gpt-oss: bot
 Nothing was asked of qwen3_eagle3. NCCL is planned with less than the ``nccl`` of two ranks.
 
 spark_kernels_gpu.json has rows of such models, made to take what a GB10 takes: Marlin for NVFP4,
-MXFP4 and AWQ; NCCL by sockets between two ranks, whose ``shared`` bytes, which processes of the
-host share, are counted too, as a GB10 has one memory; and a drafter with files, so with its head.
+MXFP4 and AWQ; Triton's attention for gpt-oss; NCCL by sockets between two ranks, whose ``shared``
+bytes, which processes of the host share, are counted too, as a GB10 has one memory; and a drafter
+with files, so with its head. All were planned before they ran. What NCCL takes was planned with
+less: the whole missed its aim once, by 10.6 % (gptoss_2ranks_marlin), and is fitted now.
 """
 
 import json
@@ -62,12 +64,7 @@ MISSED_WEIGHTS = {
 }
 # More than the 4 % that all others keep. Hopper's FlashAttention 3 took 0.7 GiB of gpt-oss's
 # memory with the first requests, for partial results; a GB10 has not got it.
-MISSED_WHOLE = {
-    "awq_dense": 0.047,
-    "gptoss_20b": 0.063,
-    "gptoss_marlin": 0.05,
-    "dense_nvfp4_marlin": 0.049,
-}
+MISSED_WHOLE = {"awq_dense": 0.047, "gptoss_20b": 0.063}
 H200 = MemoryPool(gib=139.8, shared=False, whose="H200", target="h200")
 
 
