@@ -105,7 +105,10 @@ class Diagnosis:
 
     @property
     def is_claimed(self) -> bool:
-        """Return whether the text proves the one possible cause; else the cause is only likely."""
+        """Return whether the one possible cause is told as sure, and not as likely.
+
+        Its confidence is high; where the symptom may follow from another error, it is also proved.
+        """
         if not self.decided:
             return False
 

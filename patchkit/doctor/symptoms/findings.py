@@ -100,7 +100,7 @@ def _all_findings(log: ReadLog) -> list[Finding]:
 
 
 def _after_another(finding: Finding) -> Finding:
-    """Return a finding behind the first one of a log, which may have caused it."""
+    """Return a later finding of a log as not decided: the first one may have caused it."""
     if finding.level not in (Level.ERROR, Level.WARNING):
         return finding
 
@@ -155,7 +155,7 @@ def _with_remarks(
 
 
 def _with_levers(finding: Finding, log: ReadLog) -> Finding:
-    """Return a finding which also says what a test may leave out, if no cause is decided."""
+    """Return a finding that, if no cause is decided, also says what to start without as a test."""
     if "not decided" not in finding.sure or not log.levers:
         return finding
 
@@ -220,7 +220,7 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     """Return the finding of an error that no symptom describes.
 
-    It shows the lines of the same writer around the error, and whose frame is the deepest.
+    It shows the lines of the same writer around the error, and the function of the deepest frame.
     """
     last_line = hit.number + hit.text.count("\n")
     numbered = [log_line(number, text) for number, text in log.lines.items()]
@@ -244,14 +244,14 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     family = log.family[hit.number]
     kinds = WORDS["kind"]
     kind = _error_kind(message, family)
-    is_vague = kind == "own-words" and not names_lever(message, log.options)
-    words = kinds["stated" if is_vague else kind]
+    names_nothing = kind == "own-words" and not names_lever(message, log.options)
+    words = kinds["stated" if names_nothing else kind]
 
     hints = [own_advice(message)[:_SHOWN], option_advice(hit.text, log.options)]
     hints += [cause.cure for cause in family]
     hints += [f"`{cause.command}`" for cause in family if cause.command]
     if not any(hints):
-        hints.append(kinds[kind].get("cure", ""))
+        hints.append(words.get("cure", ""))
 
     shown += [cause.cause for cause in family]
     return Finding(

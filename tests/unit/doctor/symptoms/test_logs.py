@@ -582,7 +582,7 @@ NINJA = (
             RAISED.format("EngineCore failed to start.")
             + RAISED.format("vllm.a.Refused: this part must be another one"),
             "own-words",
-            "version of a driver",
+            "look for the words in its issues",
         ),
         (TREE.format("operation timed out"), "download-timeout", "UV_HTTP_TIMEOUT"),
         (STREAMS, "request-error", "--tool-call-parser"),
