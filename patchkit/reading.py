@@ -79,7 +79,7 @@ def read_text(
     return decoded(data, str(path or _STDIN))
 
 
-def read_chunks(path: Path, *, hint: str = _HINT) -> Iterator[bytes]:
+def read_chunks(path: Path, *, hint: str) -> Iterator[bytes]:
     """Yield a file of any size in pieces of a megabyte; the path ``-`` is standard input.
 
     Raises as ``read_bytes`` does.

@@ -63,7 +63,8 @@ def wheelhouse_journal(folder: Path) -> Journal:
         root=folder,
         folder=place,
         again=prune,
-        rescue=f"{quoted('mv', place, f'{place}.damaged')} && {prune}",
+        # Journals that were moved before stay: `mv -T` does not move this one into them.
+        rescue=f"{quoted('mv', '-T', '--backup=numbered', place, f'{place}.damaged')} && {prune}",
         allowed=lambda path: (
             "/" not in path and (path in DOCUMENTS or path.endswith(".whl"))
         ),

@@ -108,8 +108,10 @@ def test_cut_short_it_is_told_and_taken_back(before, house):
     assert (contents(house), kinds(house)) == before
 
 
+@pytest.mark.parametrize("earlier", [[], [".journal.damaged/.journal/back.json"]])
 @pytest.mark.usefixtures("before")
-def test_the_hint_sets_a_damaged_journal_aside(house):
+def test_the_hint_sets_a_damaged_journal_aside(house, earlier):
+    write_files(house, dict.fromkeys(earlier, "damaged before"))
     (house / ".journal/back.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be understood") as caught:
         prune_wheelhouse(house)
