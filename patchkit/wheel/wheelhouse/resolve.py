@@ -117,11 +117,17 @@ def _uv_environment(folders: Iterable[Path]) -> Values:
         environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
 
     links = [folder.absolute().as_uri() for folder in folders]
-    links += settings.get("find-links", "").split()
+    links += filter(_is_usable_link, settings.get("find-links", "").split())
     environment["UV_FIND_LINKS"] = ",".join(links)
     environment["UV_CACHE_DIR"] = str(cache_dir() / "uv")
     environment["UV_SYSTEM_CERTS"] = "1"  # the system's certificates, as with pip
     return environment
+
+
+def _is_usable_link(link: str) -> bool:
+    """Return whether uv accepts a find-links entry. A missing folder is an error for uv only."""
+    scheme, _, path = link.rpartition("://")
+    return scheme not in ("", "file") or Path(unquote(path)).exists()
 
 
 def _uv_error(

@@ -131,7 +131,8 @@ def test_refusals(world, fill, house, tmp_path):
 
 
 def alone_with(url):
-    return {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": url}
+    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "/nonexistent"}
+    return {**alone, "PIP_INDEX_URL": url}
 
 
 def test_an_index_with_a_password(world, index, house, cli):
