@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.frozen import Values
+from patchkit.quoting import quoted
 
 if TYPE_CHECKING:
     import ast  # at run time it is imported where it is used, since few callers need it
@@ -31,6 +32,11 @@ LARGEST_IN_TREE = 64 << 20
 _STDIN = "standard input"
 _HINT = "name a regular file"
 _PIECE = 1 << 20  # bytes
+_PACKED = {
+    "gzip": (b"\x1f\x8b", "zcat"),
+    "zstd": (b"\x28\xb5\x2f\xfd", "zstdcat"),
+    "xz": (b"\xfd7zXZ", "xzcat"),
+}
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a device",
@@ -79,16 +85,26 @@ def read_text(
     return decoded(data, str(path or _STDIN))
 
 
-def read_chunks(path: Path, *, hint: str) -> Iterator[bytes]:
+def read_chunks(path: Path, *, reader: str, hint: str = _HINT) -> Iterator[bytes]:
     """Yield a file of any size in pieces of a megabyte; the path ``-`` is standard input.
 
-    Raises as ``read_bytes`` does.
+    Raises as ``read_bytes`` does, and SourceError for a compressed file. Then the hint pipes the
+    decompressed file into ``reader``, a command of patchkit that reads standard input.
     """
     if str(path) == "-":
         yield from iter(lambda: os.read(0, _PIECE), b"")
         return
 
     with _opened(path, hint) as file:
+        first_piece = file.read(_PIECE)
+        for kind, (magic, program) in _PACKED.items():
+            if first_piece.startswith(magic):
+                raise SourceError(
+                    f"{path}: is compressed with {kind}",
+                    hint=f"{quoted(program, path)} | {reader}",
+                )
+
+        yield first_piece
         yield from iter(lambda: file.read(_PIECE), b"")
 
 

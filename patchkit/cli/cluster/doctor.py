@@ -43,6 +43,8 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
+_READER = "patchkit doctor --log -"
+
 
 @click.command
 @options_of("doctor")
@@ -138,7 +140,7 @@ def _examine(
 def _examine_log(log: Path, venv: str | None) -> Examination:
     """Return the findings in the output of a program."""
     where = STDIN if str(log) == "-" else str(log)
-    pieces = read_chunks(log, hint="docker logs vllm 2>&1 | patchkit doctor --log -")
+    pieces = read_chunks(log, reader=_READER, hint=f"docker logs vllm 2>&1 | {_READER}")
     chunks = text_chunks(pieces, where)
     read = read_log(chunks, local_facts(cluster_here(venv)))
     lines = [(f"{where}:{number}", text) for number, text in read.lines.items()]

@@ -1,5 +1,6 @@
 """Files of others: regular, bounded and UTF-8, or an error at once."""
 
+import gzip
 import os
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.reading import (
     LARGEST,
     read_bytes,
+    read_chunks,
     read_text,
     require_file,
     user_path,
@@ -70,6 +72,15 @@ def test_the_limit_is_the_last_size_that_is_read_and_a_line_that_is_not_utf8_is_
     path.write_bytes(b"one\ntwo\n\xff\n")
     with pytest.raises(SourceError, match=r"file:3: is not UTF-8"):
         read_text(path)
+
+
+def test_a_compressed_file_is_refused_with_what_unpacks_it(tmp_path):
+    (tmp_path / "old.log").write_bytes(gzip.compress(b"text"))
+    with pytest.raises(
+        SourceError, match=r"old\.log: is compressed with gzip"
+    ) as caught:
+        list(read_chunks(tmp_path / "old.log", reader="wc -l"))
+    assert caught.value.hint == f"zcat {tmp_path}/old.log | wc -l"
 
 
 def test_a_path_of_an_unknown_user_stays_as_it_is(monkeypatch, tmp_path):
