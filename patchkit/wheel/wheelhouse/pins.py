@@ -396,6 +396,22 @@ class _NodeWheels:
                 "a process loads both runtimes, and kernels of one do not see tensors of the other",
             )
 
+    def device_clash(self) -> Findings:
+        devices = {
+            wheel.target.name: wheel.name for wheel in self.wheels if wheel.target
+        }
+        if len(devices) < 2:
+            return
+
+        parts = [f"{name}: {filename}" for name, filename in sorted(devices.items())]
+        yield finding(
+            UsageError,
+            list(devices.values())[-1],
+            f"wheels for {self.cpu} are made for several devices: {'; '.join(parts)}",
+            "a wheelhouse for each device: --dir",
+            "on either some of it does not load",
+        )
+
 
 def find_disagreements(
     house: Path,
@@ -412,6 +428,7 @@ def find_disagreements(
         findings += node.unmet_needs()
         findings += node.other_releases()
         findings += node.cuda_clash()
+        findings += node.device_clash()
 
     # A wheel for any CPU is in every group, so its findings may be there several times.
     return tuple(dict.fromkeys(findings))

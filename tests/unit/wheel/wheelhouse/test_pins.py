@@ -164,6 +164,15 @@ def test_a_vllm_that_lacks_what_it_cannot_do_without(built, house):
         assert (name, code, what.startswith(words)) == ("vllm", 5, True), what
 
 
+def test_wheels_for_two_devices(built, house):
+    nccl(built)
+    vllm(built, facts={**VLLM, "target": "h200"}, name="stock")
+    (said,) = [what for _, _, what in found(house)]
+    assert said.startswith(
+        "wheels for aarch64 are made for several devices: gb10: nvidia_nccl"
+    )
+
+
 def wheel(folder, name, *requirements):
     project, version, tag = name.removesuffix(".whl").split("-", 2)
     write_wheel(folder, version, project=project, tag=tag, requires=requirements)
