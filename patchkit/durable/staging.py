@@ -13,6 +13,7 @@ from patchkit.durable.signals import deferred
 
 # Less free space counts as a full disk: a tool that failed has removed its output since.
 _LITTLE = 16 << 20  # bytes
+_FEW = 64  # files
 
 
 def second_name(source: Path, name: Path) -> None:
@@ -74,9 +75,11 @@ def make_folders(folder: Path) -> None:
 
 
 def is_full(place: Path) -> bool:
-    """Return whether a disk is almost out of space: not every tool reports that."""
+    """Return whether a disk is almost out of space or inodes: not every tool reports that."""
     disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize < _LITTLE
+    if disk.f_bavail * disk.f_frsize < _LITTLE:
+        return True
+    return disk.f_files > 0 and disk.f_favail < _FEW
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):

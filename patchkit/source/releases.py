@@ -62,7 +62,7 @@ class ExactPin(str):
         return pin
 
 
-def named_version(text: str, hint: str = "write it as 1.2.3") -> Version:
+def named_version(text: str, hint: str = "write it as MAJOR.MINOR.PATCH") -> Version:
     """Return a text as a version. Raises UsageError if it is no version (PEP 440)."""
     try:
         return Version(text)

@@ -300,6 +300,8 @@ def _find_inexact(wheel: ListedWheel, target: Target) -> Findings:
 def _find_not_native(wheel: ListedWheel, target: Target) -> Findings:
     claimed = set(native_claim(wheel.facts, "assembled"))
     claimed.difference_update(native_claim(wheel.facts, "compiled_at_first_use"))
+    # An earlier patchkit named what stayed PTX since the release never calls it.
+    claimed.difference_update(native_claim(wheel.facts, "never_called"))
     for binary in wheel.binaries:
         if binary.name in claimed and jit_entries(binary, target):
             yield finding(
