@@ -34,6 +34,9 @@ _NEEDED_VERSION = struct.Struct("<IHHII")
 _MACHINES = {
     62: "x86_64",
     183: "aarch64",
+    21: "ppc64le",
+    243: "riscv64",
+    258: "loongarch64",
     190: "cuda",
 }
 _LOADABLE = (2, 3)  # ET_EXEC, ET_DYN

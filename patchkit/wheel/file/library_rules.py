@@ -55,6 +55,7 @@ class LibraryRules:
     exact: LibraryNames
     of_family: LibraryNames
     module_paths: Values
+    started: LibraryNames
     version_files: Values
     provided: Mapping[str, Texts]
 

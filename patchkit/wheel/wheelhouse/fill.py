@@ -37,7 +37,7 @@ from patchkit.source.project import first_example
 from patchkit.target import targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.torch import Torch, torch_of
-from patchkit.wheel.file.wheelfile import ANY
+from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
     cuda_majors,
@@ -167,12 +167,13 @@ def fill_wheelhouse(
             [override.takes for override in before.overrides],
         )
 
-        # Before gigabytes are downloaded; `verify` looks at the files of its wheel, too.
-        torch = _proved_torch(chosen, node, cuda)
-
+        # Before gigabytes are downloaded, refuse a torch whose requirements show that it is for
+        # CPUs alone. Afterwards the files of its wheel are looked at, too.
+        torch = _proved_torch(chosen, node, cuda, {})
         files: dict[str, Path] = {}
         if not lock_only:
             files = _collect_wheels(chosen, house, downloads, progress, tell)
+            torch = _proved_torch(chosen, node, cuda, files)
 
         fresh = [_entry(wheel, files.get(wheel.name)) for wheel in chosen]
         arriving = [path for path in files.values() if path.parent == downloads]
@@ -368,23 +369,16 @@ def _proved_torch(
     chosen: Sequence[LockedWheel],
     node: NodePlatform,
     needed: Mapping[int, str],
+    files: Mapping[str, Path],
 ) -> Torch | None:
     """Return the torch among the chosen wheels, None if there is none.
 
-    ``needed`` is CUDA's major version → a wheel that needs it. Raises ProofError if torch is for
-    CPUs alone, or for another CUDA than ``needed``.
+    ``needed`` is CUDA's major version → a wheel that needs it; ``files`` are the downloaded wheels
+    by file name. Raises ProofError if torch is for CPUs alone, or for another CUDA than ``needed``.
     """
-    wheel = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
-    if wheel is None:
+    torch = _find_torch(chosen, files)
+    if torch is None:
         return None
-
-    # The chosen projects that only torch requires, and not vLLM: they show that torch is for CUDA.
-    requires = [
-        other.name.pinned
-        for other in chosen
-        if re.fullmatch(_OF_TORCH, other.name.project)
-    ]
-    torch = torch_of(wheel.name.version, requires)
 
     what = f"torch {torch.version} for {node.machine} is"
     if torch.cuda is None:
@@ -404,3 +398,25 @@ def _proved_torch(
             f"or wheels for CUDA {torch.cuda}",
         )
     return torch
+
+
+def _find_torch(
+    chosen: Sequence[LockedWheel],
+    files: Mapping[str, Path],
+) -> Torch | None:
+    wheel = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
+    if wheel is None:
+        return None
+
+    # The chosen projects that only torch requires, and not vLLM: they show that torch is for CUDA.
+    requires = [
+        other.name.pinned
+        for other in chosen
+        if re.fullmatch(_OF_TORCH, other.name.project)
+    ]
+
+    members = None
+    if files:
+        with WheelFile(files[wheel.name]) as file:
+            members = file.members
+    return torch_of(wheel.name.version, requires, members)
