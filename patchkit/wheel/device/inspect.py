@@ -146,6 +146,11 @@ def inspect_wheel(
 
 def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     library = parse_library(stream, where)
+    if library.machine == "cuda":
+        raise SourceError(
+            f"{where} is bare device code",
+            hint="give the library that it goes into",
+        )
 
     def read_section(kind: str) -> Entries:
         sections = [section for section in library.sections if section.name == kind]

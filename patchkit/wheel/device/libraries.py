@@ -263,6 +263,7 @@ def check_wheel(
             yield from _check_glibc(binary, glibc)
     for member in metadata.members:
         yield from _check_member(metadata.name.project, member)
+    yield from _check_cuda(filename, binaries)
 
 
 def require_portable(sealed: Path) -> tuple[Binary, ...]:
@@ -332,6 +333,18 @@ def _check_member(project: str, member: str) -> Findings:
             f"is a private copy of a library of {owners or 'the driver'}",
             "leave it out (auditwheel repair --exclude), and let the loader find the one",
             "a process with two of them has two CUDA contexts, or crashes",
+        )
+
+
+def _check_cuda(filename: str, binaries: Binaries) -> Findings:
+    """Yield a finding if the libraries of a wheel need different major versions of CUDA."""
+    majors = sorted({major for binary in binaries for major in binary.cuda})
+    if len(majors) > 1:
+        yield finding(
+            SourceError,
+            filename,
+            f"its libraries need CUDA {' and '.join(map(str, majors))}",
+            "build all of it with one toolkit",
         )
 
 

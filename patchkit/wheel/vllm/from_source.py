@@ -18,10 +18,10 @@ from pathlib import Path
 from patchkit.apply import apply
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
-from patchkit.errors import UsageError
+from patchkit.errors import ProofError, UsageError
 from patchkit.frozen import Values, frozen
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import Request
+from patchkit.patching.fix import Request, State
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
@@ -190,6 +190,7 @@ def prepare_build(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     # Detected anew, since the tree of the workspace reads upstream's texts.
     tree = detect(source, "vllm")
     reduced = _write_overlay(choose_parts(tree, order.without, order.extensions))
+    _require_applied(detect(source, "vllm", sandboxed=possible), request, outcome)
 
     dest = staged / "external"
     # Also if there is nothing to gather: the build keeps the folder.
@@ -229,6 +230,21 @@ def _copy_source(order: VllmOrder, source: Path) -> None:
         if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
             metadata += f"Summary: {FORK}\n"
         info.write_text(metadata, "utf-8")
+
+
+def _require_applied(tree: SourceTree, request: Request, outcome: Applied) -> None:
+    """Raise ProofError if leaving parts out has undone a fix."""
+    for verdict in outcome.verdicts:
+        if verdict.state is not State.APPLIED:
+            continue
+
+        finding = verdict.fix.look(tree, request)
+        if finding.state is not State.APPLIED:
+            raise ProofError(
+                f"{verdict.fix.id} is undone: {finding.reason}",
+                why="leaving extensions out changed the same lines",
+                hint="please report this with the version",
+            )
 
 
 def choose_idle(
