@@ -48,13 +48,12 @@ from patchkit.runtime.rules.rule import Condition, Situation, is_met
 _EXCEPTION = TextPattern(
     "an exception",
     ("error", "exception", "timeoutexpired"),
-    r"^(?!\S*Cancelled)(?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)|Exception)"
+    r"^(?!\S*Cancelled)(?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)(?:_\w+)?|Exception)"
     r"(?:\([\w.]{1,200}\))?(?::\s|$)",
     flags=re.MULTILINE,
 )
 # An exception whose name ends otherwise, in a line of the level of an error.
 _RAISED = re.compile(r"(?:(?:[a-z_]\w*\.)+[A-Z]\w+|_?(?:[A-Z][a-z]+){2,})(?::\s|$)")
-_MILD = FORMS["severe"]["mild"]  # the program has caught an error of such a line
 _TRACEBACK = "traceback"  # the library whose frame begins a traceback
 _GENERAL_WEIGHT = (
     1000  # characters by which texts of general symptoms are less specific
@@ -109,10 +108,7 @@ class Diagnosis:
 
         Its confidence is high; where the symptom may follow from another error, it is also proved.
         """
-        if not self.decided:
-            return False
-
-        is_sure = self.causes[0].confidence == "high"
+        is_sure = self.decided and self.causes[0].confidence == "high"
         may_follow = self.symptom.yields and not self.is_proved
         return is_sure and not may_follow
 
@@ -245,23 +241,23 @@ def read_log(
 
 def _searched_texts() -> list[TextPattern]:
     """Return the texts of all symptoms, causes, facts, marks and errors, each once."""
-    texts: list[str] = []
+    texts = [*chain.from_iterable(log_words().marks.values())]
     for symptom in symptoms().values():
         texts += symptom.says
-        for cause in symptom.cause:
-            texts += (*cause.seen, *cause.unseen)
 
     for fact in log_words().fact:
         texts += fact.says
-
-    for mark_texts in log_words().marks.values():
-        texts += mark_texts
 
     for step in log_words().step:
         texts += step.says
 
     for library in libraries():
         texts += (*library.frames, *library.options, *library.without)
+
+    parts: Iterable[Symptom | KernelLibrary] = chain(symptoms().values(), libraries())
+    for part in parts:
+        for cause in part.cause:
+            texts += (*cause.seen, *cause.either, *cause.unseen)
 
     return [_EXCEPTION, *dict.fromkeys(map(text_pattern, texts))]
 
@@ -285,8 +281,7 @@ def _judge_start(
     for diagnosis in _diagnose(evidence):
         unsurvived = list(unsurvived_hits(diagnosis.symptom, streams, lives))
         hit = min(unsurvived, key=_by_number, default=diagnosis.hit)
-        diagnosis = replace(diagnosis, hit=hit, outlived=not unsurvived)
-        diagnoses.append(diagnosis)
+        diagnoses.append(replace(diagnosis, hit=hit, outlived=not unsurvived))
 
     diagnoses.sort(key=attrgetter("rank"))
     hits = [diagnosis.hit for diagnosis in diagnoses]
@@ -387,8 +382,7 @@ def _first_strange(
     failures = (SEVERE_LINE, *marks["failed"])
     lines, _requests = _strange_hits(failures, *evidence)
 
-    of_requests = [row for row in diagnoses if row.symptom.request]
-    if request or of_requests:
+    if request or any(row.symptom.request for row in diagnoses):
         # Without a writer, it may be the client that tells of its failed request.
         lines = [hit for hit in lines if hit.who]
 
@@ -404,16 +398,14 @@ def _stated_exception(exceptions: list[Hit], log: Scan) -> Hit:
     if states_cause(first.text):
         return first
 
-    links = [
-        link.number
-        for link in log.hits_of(log_words().marks["chained"])
-        if link.who == first.who and link.number > first.number
-    ]
-    start = min(links, default=sys.maxsize)
-    linked = (
-        other for other in others if other.who == first.who and other.number > start
+    link = _next_link(first, log)
+    same_writer = (other for other in others if other.who == first.who)
+    stated = (
+        other
+        for other in same_writer
+        if other.number > link and states_cause(other.text)
     )
-    return next((other for other in linked if states_cause(other.text)), first)
+    return next(stated, first)
 
 
 def _known_lines(log: Scan) -> dict[int, bool]:
@@ -447,7 +439,8 @@ def _strange_hits(
     for name, part in streams.items():
         life = lives[name]
         for hit in part.hits_of(texts):
-            if hit.level in _MILD or _is_described(hit, log, known_lines):
+            is_mild = hit.level in FORMS["severe"]["mild"]
+            if is_mild or _is_described(hit, log, known_lines):
                 continue
 
             if life.is_request(hit):
@@ -467,16 +460,22 @@ def _is_described(
 
     An exception without a text is described if it is the direct cause of a known error.
     """
-    if exception.number in known_lines or " " in exception.text.strip():
-        return exception.number in known_lines
+    is_known = exception.number in known_lines
+    if is_known or " " in exception.text.strip():
+        return is_known
 
-    chained = [
-        hit.number
-        for hit in log.hits_of(log_words().marks["chained"])
-        if hit.who == exception.who and hit.number > exception.number
-    ]
     causes = [line for line, may_be_cause in known_lines.items() if may_be_cause]
-    return max(causes, default=0) > min(chained, default=sys.maxsize)
+    return max(causes, default=0) > _next_link(exception, log)
+
+
+def _next_link(exception: Hit, log: Scan) -> int:
+    """Return the line behind an exception that says that it led to another one."""
+    links = [
+        link.number
+        for link in log.hits_of(log_words().marks["chained"])
+        if link.who == exception.who and link.number > exception.number
+    ]
+    return min(links, default=sys.maxsize)
 
 
 @positional
@@ -586,20 +585,24 @@ class _Evidence:
         if not re.search(cause.matches, hit.text):
             return True
 
-        lacks_text = self.whole and not self.texts >= {*cause.seen}
+        lacks_text = self.whole and not self._has_evidence(cause)
         return lacks_text or self.has_text(cause.unseen)
 
     def proves(self, cause: Cause) -> bool:
         """Return whether all conditions of a cause, which is not excluded, are known to hold."""
-        has_text = cause.matches or cause.seen or cause.unseen
-        if not (cause.when or has_text):
+        conditions = (cause.when, cause.matches, cause.seen, cause.either, cause.unseen)
+        if not any(conditions):
             return False  # a cause without conditions holds only if all others are excluded
 
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
 
+        return self.whole or (self._has_evidence(cause) and not cause.unseen)
+
+    def _has_evidence(self, cause: Cause) -> bool:
+        """Return whether the log has the texts that a cause needs."""
         has_all = self.texts >= {*cause.seen}
-        return self.whole or (has_all and not cause.unseen)
+        return has_all and (not cause.either or self.has_text(cause.either))
 
     def _known_conditions(self, cause: Cause) -> Condition:
         return {

@@ -9,7 +9,7 @@ from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line
 from patchkit.doctor.symptoms.messages import (
     WORDS,
     flag_lifetime,
-    frame_place,
+    last_frame,
     names_lever,
     option_advice,
     other_reasons,
@@ -117,13 +117,9 @@ def _ended_findings(findings: list[Finding], log: ReadLog) -> list[Finding]:
     if worst(before, Level.ERROR, Level.WARNING):
         return findings
 
-    ending = list(_unfinished(log))
-    for finding in findings:
-        is_behind = finding not in before
-        level = Level.NOTE if is_behind else finding.level
-        ending.append(replace(finding, level=level))
-
-    return ending
+    behind = [finding for finding in findings if finding not in before]
+    notes = (replace(finding, level=Level.NOTE) for finding in behind)
+    return [*_unfinished(log), *before, *notes]
 
 
 def _with_remarks(
@@ -149,9 +145,8 @@ def _with_remarks(
         plural = "s" if len(consequences) > 1 else ""
         remarks.append(f"{len(consequences)} consequence{plural}: {ids}; -v")
 
-    why = "\n".join(remarks)
-    finding = replace(finding, why=why.lstrip(), hint="\n".join(hints))
-    return _with_levers(finding, log)
+    why = "\n".join(remarks).lstrip()
+    return _with_levers(replace(finding, why=why, hint="\n".join(hints)), log)
 
 
 def _with_levers(finding: Finding, log: ReadLog) -> Finding:
@@ -213,8 +208,9 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
     if len(consequences) == len(errors):
         return consequences[1:]
 
-    repeats = [row for row in errors[1:] if row.hit.text in errors[0].hit.text]
-    return [*consequences, *(row for row in repeats if row not in consequences)]
+    roots = [row for row in errors[1:] if row.is_root]
+    repeats = [row for row in roots if row.hit.text in errors[0].hit.text]
+    return consequences + repeats
 
 
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
@@ -275,8 +271,11 @@ def _error_kind(message: str, family: Sequence[Cause]) -> str:
 
 def _place(exception: Hit, lines: Sequence[LogLine]) -> str:
     """Return where an exception without a text was raised, "" for one with a text."""
-    has_text = " " in exception.text
-    return "" if has_text else frame_place("\n".join(line.text for line in lines))
+    if " " in exception.text:
+        return ""
+
+    frame = last_frame("\n".join(line.text for line in lines))
+    return f" in {frame['function']} ({frame['file']})" if frame else ""
 
 
 def _nothing_fatal(log: ReadLog) -> Finding:
@@ -370,8 +369,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
 
 def _with_candidates(finding: Finding, diagnosis: Diagnosis) -> Finding:
     if not diagnosis.causes:
-        why = "none of the causes that are known holds here"
-        return replace(finding, why=why)
+        return replace(finding, why="none of the causes that are known holds here")
 
     causes = ["one of these, the likeliest first:"]
     cures = []
@@ -405,8 +403,7 @@ def read_journals(
     for node, line in lines:
         nodes.append(node)
 
-        one_line = " ".join(line.text.splitlines())
-        text = one_line.encode(errors="replace")
+        text = " ".join(line.text.splitlines()).encode(errors="replace")
 
         # The prefix names the writer: a node by the index of its first line. The text is cut,
         # since `scan` splits a long line in two, and the numbers of lines would be wrong.

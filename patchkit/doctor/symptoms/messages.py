@@ -83,11 +83,8 @@ def option_advice(message: str, options: Values) -> str:
 
 def names_lever(message: str, options: Values) -> bool:
     """Return whether a message names what to change: an option, a variable, a version, a file."""
-    levers = (
-        re.search(WORDS["lever"], message),
-        option_advice(message, options),
-    )
-    return any(levers)
+    is_named = re.search(WORDS["lever"], message) or option_advice(message, options)
+    return bool(is_named)
 
 
 def _is_named(words: str, name: str, value: str) -> bool:
@@ -129,12 +126,6 @@ def last_frame(lines: str) -> re.Match[str] | None:
     """Return the last frame in these lines, with ``file`` and ``function``; None if none is."""
     *_others, frame = chain([None], re.finditer(WORDS["frame"], lines))
     return frame
-
-
-def frame_place(lines: str) -> str:
-    """Return where the last frame in these lines is, "" if none is of a package."""
-    frame = last_frame(lines)
-    return f" in {frame['function']} ({frame['file']})" if frame else ""
 
 
 def frame_causes(

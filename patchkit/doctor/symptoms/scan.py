@@ -170,9 +170,8 @@ class LogScan:
 
     def note_repeat(self, kind: _Kind, number: int) -> None:
         """Note a line without looking at it: enough lines of its kind were looked at."""
-        if kind.texts:
-            last_lines = dict.fromkeys(kind.texts, number)
-            self.streams[kind.stream].last |= last_lines
+        last_lines = dict.fromkeys(kind.texts, number)
+        self.streams[kind.stream].last |= last_lines
 
 
 def merged_scan(streams: Mapping[str, Scan]) -> Scan:
@@ -222,8 +221,7 @@ def scan(
             continue
 
         if kind is None and len(kinds) >= _MOST_LINES:
-            limit = f"{_MOST_LINES} different lines were looked at"
-            log.unread = f"after line {line.number}: {limit}"
+            log.unread = f"after line {line.number}: {_MOST_LINES} different lines were looked at"
             break
 
         read_lines = [log_line(near.number, near.text[:_SHOWN]) for near in window]
@@ -272,8 +270,9 @@ def _find_hits(
     matches: list[_Match] = []
     for text in _anchored_texts(line, by_anchor):
         # Compiled by `re` when needed, and cached there: a log needs few of the 2,000 patterns.
-        found_matches = re.finditer(text.expression, joined, text.flags)
-        matches += ((text, match) for match in found_matches)
+        matches += (
+            (text, match) for match in re.finditer(text.expression, joined, text.flags)
+        )
 
     if line.level in _SEVERE["levels"] and not _HARMLESS.match(line.text):
         yield SEVERE_LINE, Hit(line.number, line.who, line.text, {}, line.level)
@@ -337,8 +336,7 @@ def _line_windows(
 
     Raise HostError if grep does not run.
     """
-    no_line: GrepLine | None = None
-    lines = deque([no_line] * _WINDOW, maxlen=_WINDOW)
+    lines: deque[GrepLine | None] = deque([None] * _WINDOW, maxlen=_WINDOW)
     # In the locale C grep matches bytes, since a log need not be UTF-8.
     grep = Follow(
         "grep",

@@ -122,16 +122,17 @@ class Cause(Grounded):
     """A cause of a symptom, possible if the condition ``when`` holds, and its cure.
 
     ``matches`` is a pattern that the printed text must match, such as a number in it. ``seen`` are
-    texts that must be in the same log, whose {names} the cause may quote; ``unseen`` texts must
-    not be in it. ``command`` cures or shows the cause, ``costs`` is the drawback of the cure, and
-    the command ``tell`` tells this cause from the other causes of its symptom. Nothing is wrong
-    with a ``harmless`` cause.
+    texts that must be in the same log, whose {names} the cause may quote; one of the texts of
+    ``either`` must be in it, and none of ``unseen``. ``command`` cures or shows the cause,
+    ``costs`` is the drawback of the cure, and the command ``tell`` tells this cause from the other
+    causes of its symptom. Nothing is wrong with a ``harmless`` cause.
     """
 
     cause: str
     cure: str
     matches: str = ""
     seen: Texts = ()
+    either: Texts = ()
     unseen: Texts = ()
     command: str = ""
     costs: str = ""

@@ -41,7 +41,9 @@ def test_entries_say_what_they_need():
         names = [each.id for each in entry.cause]
         assert len({*names}) == len(names), entry.id
         # A cause without conditions holds where no other does: it comes last.
-        conditions = [(it.when, it.matches, it.seen, it.unseen) for it in entry.cause]
+        conditions = [
+            (it.when, it.matches, it.seen, it.either, it.unseen) for it in entry.cause
+        ]
         assert all(any(each) for each in conditions[:-1]), entry.id
         given = set.intersection(
             *(
