@@ -312,12 +312,17 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e3:,.1f} kB"
 
 
-def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
-    """Yield errors and warnings in full, then the number of other findings; if ``verbose``, all."""
+def finding_lines(
+    findings: Sequence[Finding], *notes: Finding, verbose: bool
+) -> Iterator[Shown]:
+    """Yield errors, warnings and these notes in full, then the number of other findings.
+
+    Yield all of them if ``verbose``.
+    """
     levels = {Level.ERROR, Level.WARNING}
     if verbose:
         levels.add(Level.NOTE)
-    shown_whole = [finding for finding in findings if finding.level in levels]
+    shown_whole = [row for row in findings if row.level in levels or row in notes]
     yield from finding_blocks(shown_whole, verbose=verbose)
 
     checks = findings if verbose else list(filter(_is_gpu_unchecked, findings))

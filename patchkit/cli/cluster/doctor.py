@@ -13,7 +13,6 @@ from patchkit.cli.out import LaidOut, next_step, table, tell
 from patchkit.cli.render import (
     Blocks,
     ExitCode,
-    finding_blocks,
     finding_lines,
     options_of,
     rendered,
@@ -91,8 +90,8 @@ def doctor_command(
 
     if log and not verbose:
         yield from (finding.what for finding in findings if finding.level is Level.OK)
-        yield from finding_blocks(filter(is_answer, findings))
-    yield from finding_lines(findings, verbose=verbose)
+    answers = filter(is_answer, findings if log else ())
+    yield from finding_lines(findings, *answers, verbose=verbose)
 
     if save is not None:
         yield from _save_report(examination, save, verbose=verbose)

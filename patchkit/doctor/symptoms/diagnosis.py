@@ -657,10 +657,10 @@ def _with_pin(
     """Return a symptom with what the release of vLLM requires of the package at fault."""
     before = evidence.lines_before(hit)
     cause = pinned_cause(hit.text, before, evidence.facts)
-    if cause is None or (cause.id == NO_RELEASE and not symptom.follows):
+    if cause is None or (cause.id == NO_RELEASE and not symptom.general):
         return symptom
 
-    return replace(symptom, cause=(cause,), follows=False)
+    return replace(symptom, cause=(cause,))
 
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:

@@ -38,8 +38,8 @@ def flag_lifetime(message: str) -> str:
     if life := table.lifetime(name):
         return f"{name}: in `vllm serve` from {life.first} to {life.last}"
 
-    meant = nearest_hint(name, table.at(""), "no known release has it")
-    return f"{name}: {meant}"
+    foreign = "no release of vLLM has it: it is of a fork or branch"
+    return f"{name}: {nearest_hint(name, table.at(''), foreign)}"
 
 
 def own_advice(message: str) -> str:

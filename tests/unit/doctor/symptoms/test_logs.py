@@ -690,7 +690,10 @@ def test_options_that_a_message_has_are_named_with_their_values(options, error, 
     [
         ("--task embed", "--task: in `vllm serve` from 0.11.1 to 0.12.0"),
         ("--tool-call-parser-plugin p.py", "did you mean --tool-parser-plugin?"),
-        ("--frobnicate", "--frobnicate: no known release has it"),
+        (
+            "--frobnicate",
+            "--frobnicate: no release of vLLM has it: it is of a fork or branch",
+        ),
     ],
 )
 def test_an_unknown_argument_is_told_with_its_releases_or_what_was_meant(
