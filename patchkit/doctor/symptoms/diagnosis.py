@@ -18,7 +18,7 @@ from patchkit.doctor.symptoms.messages import (
     stated_variables,
     states_cause,
 )
-from patchkit.doctor.symptoms.pins import NO_RELEASE, pinned_cause
+from patchkit.doctor.symptoms.pins import FITS, NO_RELEASE, pinned_cause
 from patchkit.doctor.symptoms.scan import (
     BEFORE,
     BEHIND,
@@ -284,14 +284,11 @@ def _judge_start(
         diagnoses.append(replace(diagnosis, hit=hit, outlived=not unsurvived))
 
     diagnoses.sort(key=attrgetter("rank"))
-    hits = [diagnosis.hit for diagnosis in diagnoses]
-
     strange, request = _first_strange(log, streams, lives, diagnoses)
     unknown = [*filter(None, (strange, request))]
-    hits += unknown
 
     shown_numbers = set[int]()
-    for hit in hits:
+    for hit in [diagnosis.hit for diagnosis in diagnoses] + unknown:
         shown_numbers.update(range(hit.number - BEFORE, hit.number + BEHIND + 1))
 
     serving = [life for life in lives.values() if life.serving]
@@ -660,7 +657,9 @@ def _with_pin(
     if cause is None or (cause.id == NO_RELEASE and not symptom.general):
         return symptom
 
-    return replace(symptom, cause=(cause,))
+    # If the package is as required, its caller is of another version: the symptom may know more.
+    others = symptom.cause[:-1] if cause.id == FITS else ()
+    return replace(symptom, cause=(*others, cause))
 
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
@@ -670,8 +669,7 @@ def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
         weight = text_pattern(text).weight - lighter
 
         for hit in log.hits_of([text]):
-            heaviest = by_line.get(hit.number, weight)
-            by_line[hit.number] = max(weight, heaviest)
+            by_line[hit.number] = max(weight, by_line.get(hit.number, weight))
 
     return by_line
 

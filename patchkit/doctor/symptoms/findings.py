@@ -208,8 +208,8 @@ def _consequences(log: ReadLog) -> list[Diagnosis]:
     if len(consequences) == len(errors):
         return consequences[1:]
 
-    roots = [row for row in errors[1:] if row.is_root]
-    repeats = [row for row in roots if row.hit.text in errors[0].hit.text]
+    first_text = errors[0].hit.text
+    repeats = [row for row in errors[1:] if row.is_root and row.hit.text in first_text]
     return consequences + repeats
 
 
@@ -335,7 +335,6 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
         return _with_candidates(finding, diagnosis)
 
     cause = diagnosis.causes[0]
-    is_vague = symptom.general or symptom.follows
 
     why = [
         diagnosis.filled(cause.cause),
@@ -345,7 +344,9 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
     cure = (
         diagnosis.filled(cause.cure),
         diagnosis.pasted(cause.command),
-        own_advice(diagnosis.hit.text)[:_SHOWN] if is_vague else "",
+        own_advice(diagnosis.hit.text)[:_SHOWN]
+        if symptom.general or symptom.follows
+        else "",
     )
 
     sure = f"{cause.confidence}, {cause.evidence}"

@@ -70,7 +70,7 @@ def log_line(number: int, raw: str) -> LogLine:
     Escape sequences and unprintable characters are removed.
     """
     text = _UNSEEN.sub(" ", ESCAPES.sub("", raw))
-    text = text.replace("\ufeff", "").rstrip()
+    text = text.replace("\ufeff", "")
 
     writers: dict[str, None] = {}
     level = ""
