@@ -315,9 +315,10 @@ def gigabytes(size: float) -> str:
 def finding_lines(
     findings: Sequence[Finding], *notes: Finding, verbose: bool
 ) -> Iterator[Shown]:
-    """Yield errors, warnings and these notes in full, then the number of other findings.
+    """Yield errors, warnings and ``notes`` in full, then how many findings each level has.
 
-    Yield all of them if ``verbose``.
+    If ``verbose``, also yield all notes in full, and one line for each check. An unchecked GPU
+    always has its line.
     """
     levels = {Level.ERROR, Level.WARNING}
     if verbose:

@@ -240,7 +240,7 @@ def read_log(
 
 
 def _searched_texts() -> list[TextPattern]:
-    """Return the texts of all symptoms, causes, facts, marks and errors, each once."""
+    """Return an exception's pattern and all texts of the recipes to look for, each once."""
     texts = [*chain.from_iterable(log_words().marks.values())]
     for symptom in symptoms().values():
         texts += symptom.says
@@ -269,7 +269,7 @@ def _judge_start(
     whole: bool,
     command: Scan,
 ) -> ReadLog:
-    """Return the diagnoses of one start; ``command`` has the texts just before it."""
+    """Judge one start; ``command`` is a scan of the lines just before it."""
     log = merged_scan(streams)
     # The log may come from another machine, so facts in the log replace facts of this machine.
     facts = {**machine_facts, **_stated_facts(log)}
@@ -390,7 +390,10 @@ def _first_strange(
 
 
 def _stated_exception(exceptions: list[Hit], log: Scan) -> Hit:
-    """Return the first exception, or one that it led to if only that one says what is wrong."""
+    """Return the first exception that says what is wrong: the first of all, or one it led to.
+
+    If neither does, return the first of all.
+    """
     first, *others = sorted(exceptions, key=_by_number)
     if states_cause(first.text):
         return first
@@ -466,7 +469,10 @@ def _is_described(
 
 
 def _next_link(exception: Hit, log: Scan) -> int:
-    """Return the line behind an exception that says that it led to another one."""
+    """Return the number of the next line that links an exception to a later one.
+
+    Return ``sys.maxsize`` if there is none.
+    """
     links = [
         link.number
         for link in log.hits_of(log_words().marks["chained"])
@@ -586,18 +592,22 @@ class _Evidence:
         return lacks_text or self.has_text(cause.unseen)
 
     def proves(self, cause: Cause) -> bool:
-        """Return whether all conditions of a cause, which is not excluded, are known to hold."""
+        """Return whether all conditions of a cause are known to hold.
+
+        Call it only for a cause that ``_excludes`` does not exclude.
+        """
         conditions = (cause.when, cause.matches, cause.seen, cause.either, cause.unseen)
         if not any(conditions):
-            return False  # a cause without conditions holds only if all others are excluded
+            return False  # nothing can prove a cause without conditions
 
         if len(self._known_conditions(cause)) < len(cause.when):
             return False
 
+        # For a whole log, `_excludes` has looked for the texts already.
         return self.whole or (self._has_evidence(cause) and not cause.unseen)
 
     def _has_evidence(self, cause: Cause) -> bool:
-        """Return whether the log has the texts that a cause needs."""
+        """Return whether the texts have all of ``seen`` and one of ``either`` of a cause."""
         has_all = self.texts >= {*cause.seen}
         return has_all and (not cause.either or self.has_text(cause.either))
 
@@ -651,13 +661,16 @@ def _with_pin(
     hit: Hit,
     evidence: _Evidence,
 ) -> Symptom:
-    """Return a symptom with what the release of vLLM requires of the package at fault."""
+    """Return a symptom judged by what the release of vLLM requires of the package at fault.
+
+    The cause by version replaces all causes, or only the last one if the package is as required.
+    """
     before = evidence.lines_before(hit)
     cause = pinned_cause(hit.text, before, evidence.facts)
     if cause is None or (cause.id == NO_RELEASE and not symptom.general):
         return symptom
 
-    # If the package is as required, its caller is of another version: the symptom may know more.
+    # The last cause blames the package's version: if that is as required, the others remain.
     others = symptom.cause[:-1] if cause.id == FITS else ()
     return replace(symptom, cause=(*others, cause))
 

@@ -109,9 +109,9 @@ def _after_another(finding: Finding) -> Finding:
 
 
 def _ended_findings(findings: list[Finding], log: ReadLog) -> list[Finding]:
-    """Return the findings of a start that was ended from outside, which explains what came after.
+    """Return the findings of a start that was ended from outside: later errors become notes.
 
-    An error before that may be why it was ended.
+    If an error came before the end, it may be the reason, and nothing changes.
     """
     before = [finding for finding in findings if finding.line < log.ended]
     if worst(before, Level.ERROR, Level.WARNING):
@@ -198,7 +198,8 @@ def is_answer(finding: Finding) -> bool:
 def _consequences(log: ReadLog) -> list[Diagnosis]:
     """Return the errors that follow from another error of the log.
 
-    If every error could be a consequence, the first one counts as the cause.
+    If every error may be a consequence, the first one counts as the cause. An error whose text is
+    part of the first error's text repeats that one, and counts as a consequence.
     """
     errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
     consequences = [diagnosis for diagnosis in errors if not diagnosis.is_root]
@@ -270,7 +271,7 @@ def _error_kind(message: str, family: Sequence[Cause]) -> str:
 
 
 def _place(exception: Hit, lines: Sequence[LogLine]) -> str:
-    """Return where an exception without a text was raised, "" for one with a text."""
+    """Return " in FUNCTION (FILE)" for an exception without a message, "" for others."""
     if " " in exception.text:
         return ""
 

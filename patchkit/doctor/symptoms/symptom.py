@@ -121,11 +121,11 @@ def _anchors(text: str) -> Texts:
 class Cause(Grounded):
     """A cause of a symptom, possible if the condition ``when`` holds, and its cure.
 
-    ``matches`` is a pattern that the printed text must match, such as a number in it. ``seen`` are
-    texts that must be in the same log, whose {names} the cause may quote; one of the texts of
-    ``either`` must be in it, and none of ``unseen``. ``command`` cures or shows the cause,
-    ``costs`` is the drawback of the cure, and the command ``tell`` tells this cause from the other
-    causes of its symptom. Nothing is wrong with a ``harmless`` cause.
+    The log must have a hit that the pattern ``matches`` fits, all texts of ``seen``, one of
+    ``either``, and none of ``unseen``; ``cause`` and ``cure`` may quote the {names} of ``seen``.
+    ``command`` cures the cause or shows it, ``costs`` is the drawback of the cure, and the command
+    ``tell`` distinguishes this cause from the others of its symptom. ``harmless``: nothing is
+    wrong, so the finding is a note.
     """
 
     cause: str
