@@ -884,3 +884,25 @@ def test_no_part_is_named_for_what_came_before_the_traceback(before):
         "unknown",
         "ValueError: the frob wants arms",
     )
+
+
+KILLED = "kernel: Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:9kB\n"
+NO_PART = "AttributeError: module 'cutlass.cute.core' has no attribute 'ThrMma'\n"
+AS_REQUIRED = (
+    "(APIServer pid=1) INFO 07-26 11:00:00 [a.py:1] vLLM API server version 0.26.0\n"
+    f"nvidia-cutlass-dsl==4.6.0\n{{}}{NO_PART}"
+)
+QUACK = f'  File "{PACKAGES}/quack/layout_utils.py", line 281, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (KILLED, "The machine's memory ran out"),
+        (f"kernel: cicc invoked oom-killer: order=0\n{KILLED}", "Compilers ran beside"),
+        (AS_REQUIRED.format(""), "is what vLLM 0.26.0 requires"),
+        (AS_REQUIRED.format(QUACK), "quack-kernels calls a part"),
+    ],
+)
+def test_one_of_several_texts_of_a_log_tells_the_cause(log, cause):
+    assert cause in judged(log.encode())[0].why
