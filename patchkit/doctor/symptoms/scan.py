@@ -269,7 +269,7 @@ def _find_hits(
 
     matches: list[_Match] = []
     for text in _anchored_texts(line, by_anchor):
-        # Compiled by `re` when needed, and cached there: a log needs few of the 2,000 patterns.
+        # Compiled by `re` when needed, and cached there: a log needs few of the 4,000 patterns.
         matches += (
             (text, match) for match in re.finditer(text.expression, joined, text.flags)
         )
