@@ -48,9 +48,8 @@ from patchkit.runtime.rules.rule import Condition, Situation, is_met
 _EXCEPTION = TextPattern(
     "an exception",
     ("error", "exception", "timeoutexpired"),
-    r"^(?!\S*Cancelled)(?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)(?:_\w+)?|Exception)"
-    r"(?:\([\w.]{1,200}\))?(?::\s|$)",
-    flags=re.MULTILINE,
+    r"(?m-i:^(?!\S*Cancelled)(?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)(?:_\w+)?|Exception)"
+    r"(?:\([\w.]{1,200}\))?(?::\s|$))",
 )
 # An exception whose name ends otherwise, in a line of the level of an error.
 _RAISED = re.compile(r"(?:(?:[a-z_]\w*\.)+[A-Z]\w+|_?(?:[A-Z][a-z]+){2,})(?::\s|$)")
@@ -213,18 +212,19 @@ def read_log(
     nothing there. The start before the last one is judged if only that has an error and the last
     one does not serve. Raise what ``chunks`` raises, and HostError if grep does not run.
     """
-    notes = set[str]()
-    for symptom in symptoms().values():
-        if symptom.level == "note":
-            notes.update(symptom.says)
-
+    notes = {
+        text
+        for symptom in symptoms().values()
+        if symptom.level == "note"
+        for text in symptom.says
+    }
     marks = log_words().marks
     starts = {*marks["start"], *marks["worker"]}
     log = scan(chunks, _searched_texts(), notes, starts)
 
     facts = machine_facts or {}
     # What stands before the only banner, such as the command, is of the same start.
-    command = merged_scan(log.before if log.begun.total() <= 1 else {})
+    command = merged_scan(log.before if log.begun <= 1 else {})
     latest = _judge_start(log.streams, log.answered, facts, whole, command)
     former = _judge_start(log.before, {}, facts, whole, command)
 
@@ -235,7 +235,7 @@ def read_log(
     return replace(
         judged,
         unread=log.unread,
-        begun=log.begun.total(),
+        begun=log.begun,
     )
 
 
@@ -624,11 +624,11 @@ _Weights = Mapping[int, int]
 def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
     """Yield the symptoms of a log, except those whose lines another symptom explains better."""
     log = evidence.log
-    weights: dict[str, _Weights] = {}
-    for symptom in symptoms().values():
-        if by_line := _weights_by_line(symptom, log):
-            weights[symptom.id] = by_line
-
+    weights = {
+        symptom.id: by_line
+        for symptom in symptoms().values()
+        if (by_line := _weights_by_line(symptom, log))
+    }
     present = [symptoms()[name] for name in weights]
     for symptom in present:
         if any(_hides(rival, symptom, weights) for rival in present):

@@ -142,8 +142,7 @@ def _with_remarks(
 
     if consequences:
         ids = ", ".join(diagnosis.symptom.id for diagnosis in consequences)
-        plural = "s" if len(consequences) > 1 else ""
-        remarks.append(f"{len(consequences)} consequence{plural}: {ids}; -v")
+        remarks.append(f"consequences: {ids}; -v")
 
     why = "\n".join(remarks).lstrip()
     return _with_levers(replace(finding, why=why, hint="\n".join(hints)), log)

@@ -53,7 +53,7 @@ def stated_options(text: str) -> dict[str, str]:
     """Return option → value of an options line of vLLM's, or of a command; a secret is left out."""
     options = re.finditer(WORDS["option"], text)
     return {
-        option["name"].replace("_", "-"): option.groupdict("")["value"]
+        option["name"].replace("_", "-"): option["value"] or ""
         for option in options
         if not re.search(WORDS["private"], option["name"])
     }

@@ -6,7 +6,7 @@ seconds, for hundreds of texts at once. Only these few lines are matched with th
 
 import re
 from codecs import getincrementaldecoder
-from collections import Counter, deque
+from collections import deque
 from collections.abc import (
     Collection,
     Iterable,
@@ -15,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
+from functools import cache
 from io import IncrementalNewlineDecoder
 from itertools import chain
 from typing import NamedTuple
@@ -41,7 +42,8 @@ SEVERE_LINE = "a line whose level says that something failed"
 _SEVERE = FORMS["severe"]
 _WINDOW = BEFORE + 1 + BEHIND
 _MOST_HITS = 50  # of a text that are kept
-_MOST_LINES = 100_000  # kinds of lines that are looked at
+_START = 5  # characters by which anchors are looked up: the least that an anchor has
+_MOST_SEARCHED = 500_000_000  # characters, times texts: a quarter of a minute
 _MOST_LOOKS = 3  # lines of a kind that are looked at
 _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile("[0-9]+")
@@ -52,6 +54,9 @@ _ANSWERED = {
     kind: [re.compile(form.encode()) for form in forms]
     for kind, forms in FORMS["answered"].items()
 }
+
+_compiled = cache(re.compile)
+"""`re` itself remembers 512 patterns, and a log may have texts of 4,000."""
 
 Answers = dict[tuple[str, str], int]
 """Kind of an answer to a request, and stream → the last line which tells of such an answer."""
@@ -150,7 +155,7 @@ class LogScan:
 
     streams: dict[str, Scan] = field(default_factory=dict)
     before: dict[str, Scan] = field(default_factory=dict)
-    begun: Counter[str] = field(default_factory=Counter)
+    begun: int = 0
     answered: Answers = field(default_factory=dict)
     unread: str = ""
 
@@ -166,12 +171,11 @@ class LogScan:
             self.before[stream] = self.streams[stream]
 
         self.streams[stream] = Scan()
-        self.begun[stream] += 1
+        self.begun += 1
 
     def note_repeat(self, kind: _Kind, number: int) -> None:
         """Note a line without looking at it: enough lines of its kind were looked at."""
-        last_lines = dict.fromkeys(kind.texts, number)
-        self.streams[kind.stream].last |= last_lines
+        self.streams[kind.stream].last |= dict.fromkeys(kind.texts, number)
 
 
 def merged_scan(streams: Mapping[str, Scan]) -> Scan:
@@ -195,33 +199,37 @@ def scan(
     texts: Sequence[TextPattern],
     quoting: Collection[str],
     starts: Collection[str],
+    most: int = _MOST_SEARCHED,
 ) -> LogScan:
     """Return the places of texts in a log, which comes in pieces of any size.
 
     A hit within a hit of a longer text of ``quoting`` does not count: a note may quote an error
-    that did not happen. A text of ``starts`` means that a server starts.
+    that did not happen. A text of ``starts`` means that a server starts. After ``most`` characters,
+    each counted once and once more for each text that is looked for in it, the rest is unread.
 
     Raise what ``chunks`` raises, and HostError if grep does not run.
     """
     log = LogScan()
     kinds: dict[str, _Kind] = {}
-    by_anchor: dict[str, list[TextPattern]] = {
-        anchor: [] for anchor in _SEVERE["anchors"]
-    }
-    for text in texts:
-        for anchor in text.anchors:
-            by_anchor.setdefault(anchor, []).append(text)
+    anchored = [(anchor, text) for text in texts for anchor in text.anchors]
+    by_start: _ByStart = {}
+    for anchor, text in anchored:
+        by_start.setdefault(anchor[:_START], []).append((anchor, text))
 
+    searched = 0
     whole_lines = _whole_lines(chunks, log.answered)
-    for window, line in _line_windows(whole_lines, by_anchor):
+    anchors = {*_SEVERE["anchors"], *dict(anchored)}
+    for window, line in _line_windows(whole_lines, anchors):
         shape = _DIGITS.sub("0", line.text)
         kind = kinds.get(shape)
         if kind and kind.looks >= _MOST_LOOKS:
             log.note_repeat(kind, line.number)
             continue
 
-        if kind is None and len(kinds) >= _MOST_LINES:
-            log.unread = f"after line {line.number}: {_MOST_LINES} different lines were looked at"
+        if searched > most:
+            log.unread = (
+                f"after line {line.number}: {len(kinds)} different lines were looked at"
+            )
             break
 
         read_lines = [log_line(near.number, near.text[:_SHOWN]) for near in window]
@@ -230,7 +238,10 @@ def scan(
         if kind is None:
             kind = kinds[shape] = _Kind(middle.stream)
 
-        hits = list(_find_hits(read_lines, middle, by_anchor, quoting))
+        anchored_texts = _anchored_texts(middle.text.lower(), by_start)
+        length = sum(len(near.text) for near in read_lines)
+        searched += length * (1 + len(anchored_texts))
+        hits = list(_find_hits(read_lines, middle, anchored_texts, quoting))
 
         if any(found_text in starts for found_text, _hit in hits):
             log.begin(kind.stream, kinds.values())
@@ -244,6 +255,9 @@ def scan(
     return log
 
 
+# The first characters of anchors → these anchors, each with a text.
+_ByStart = dict[str, list[tuple[str, TextPattern]]]
+
 # A text, and its match in lines that are joined by line feeds.
 _Match = tuple[TextPattern, re.Match[str]]
 
@@ -251,7 +265,7 @@ _Match = tuple[TextPattern, re.Match[str]]
 def _find_hits(
     window: Sequence[LogLine],
     line: LogLine,
-    by_anchor: Mapping[str, Collection[TextPattern]],
+    anchored_texts: Iterable[TextPattern],
     quoting: Collection[str],
 ) -> Iterator[tuple[str, Hit]]:
     """Yield each text that matches at least partly in ``line``, and its hit.
@@ -268,11 +282,9 @@ def _find_hits(
     end = start + len(line.text)
 
     matches: list[_Match] = []
-    for text in _anchored_texts(line, by_anchor):
-        # Compiled by `re` when needed, and cached there: a log needs few of the 4,000 patterns.
-        matches += (
-            (text, match) for match in re.finditer(text.expression, joined, text.flags)
-        )
+    for text in anchored_texts:
+        pattern = _compiled(text.expression, re.IGNORECASE)
+        matches += ((text, match) for match in pattern.finditer(joined))
 
     if line.level in _SEVERE["levels"] and not _HARMLESS.match(line.text):
         yield SEVERE_LINE, Hit(line.number, line.who, line.text, {}, line.level)
@@ -285,18 +297,14 @@ def _find_hits(
             yield text.text, _make_hit(match, neighbours)
 
 
-def _anchored_texts(
-    line: LogLine,
-    by_anchor: Mapping[str, Collection[TextPattern]],
-) -> dict[TextPattern, None]:
-    """Return the texts that have an anchor in a line, each once."""
-    low = line.text.lower()
-    texts: dict[TextPattern, None] = {}
-    for anchor, anchored in by_anchor.items():
-        if anchor in low:
-            texts |= dict.fromkeys(anchored)
-
-    return texts
+def _anchored_texts(line: str, by_start: _ByStart) -> dict[TextPattern, None]:
+    """Return the texts that have an anchor in a line of small letters, each once."""
+    return {
+        text: None
+        for place in range(len(line))
+        for anchor, text in by_start.get(line[place : place + _START], ())
+        if line.startswith(anchor, place)
+    }
 
 
 def _is_quoted(

@@ -58,11 +58,9 @@ def server_lives(
 
     A stream without a server, such as a worker's, gets the life of the first server that served.
     """
-    endings: list[str] = []
-    for symptom in symptoms().values():
-        if symptom.ends:
-            endings += symptom.says
-
+    endings = [
+        text for symptom in symptoms().values() if symptom.ends for text in symptom.says
+    ]
     lives = {
         name: _stream_life(name, part, answered, endings)
         for name, part in streams.items()

@@ -56,7 +56,6 @@ class TextPattern:
     anchors: Texts
     expression: str
     weight: int = 0
-    flags: re.RegexFlag = re.IGNORECASE
 
 
 @cache

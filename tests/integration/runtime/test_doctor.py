@@ -89,7 +89,7 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
         ("cuda-12-library-missing", 2, "error"),
         ("engine-core-failed", 3, "note"),
     ]
-    assert "1 consequence: engine-core-failed; -v" in shown
+    assert "consequences: engine-core-failed; -v" in shown
     assert f"{log}:3" not in shown
     assert "next:" in shown
 

@@ -76,6 +76,15 @@ def test_repeated_lines_are_noted_and_not_kept():
     assert len(found.hits[FREE.text]) < 10
 
 
+def test_a_log_that_would_take_hours_is_read_in_part():
+    line = "%s Free memory on device x (1/9 GiB) on startup utilization\n"
+    log = "".join(line % (letter * 1000) for letter in ascii_lowercase).encode()
+    looked = scan([log], [FREE], (), (), most=100_000)
+    assert looked.unread == "after line 5: 4 different lines were looked at"
+    assert [*looked.streams[""].last.values()] == [4]
+    assert not scan([log], [FREE], (), ()).unread
+
+
 def test_a_long_word_before_an_error_takes_no_time():
     line = "Error: " + "a." * 4000
     log = "".join(f"{line}{end}\n" for end in ascii_lowercase).encode()

@@ -86,7 +86,7 @@ def _all_texts():
     for entry in symptoms().values():
         yield from entry.says
         for cause in entry.cause:
-            yield from (*cause.seen, *cause.unseen)
+            yield from (*cause.seen, *cause.either, *cause.unseen)
     for texts in (*log_words().marks.values(), *(it.says for it in log_words().fact)):
         yield from texts
 
