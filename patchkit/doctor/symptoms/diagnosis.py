@@ -58,6 +58,7 @@ _GENERAL_WEIGHT = (
     1000  # characters by which texts of general symptoms are less specific
 )
 _LEVELS = ("error", "warning", "note")
+_MILD = FORMS["severe"]["mild"]
 _by_number = attrgetter("number")
 
 StartStep = tuple[str, str]
@@ -112,13 +113,17 @@ class Diagnosis:
         return is_sure and not may_follow
 
     @property
-    def rank(self) -> tuple[int, bool, bool, bool, int]:
-        """Return a key by which the most likely first cause sorts first."""
+    def rank(self) -> tuple[int, ...]:
+        """Return a key by which the most likely first cause sorts first.
+
+        What a program only warns of comes behind what it calls an error.
+        """
         return (
             _LEVELS.index(self.level),
             self.symptom.follows,
             self.symptom.yields,
             self.symptom.ends,
+            self.hit.level in _MILD,
             self.hit.number,
         )
 
@@ -439,8 +444,7 @@ def _strange_hits(
     for name, part in streams.items():
         life = lives[name]
         for hit in part.hits_of(texts):
-            is_mild = hit.level in FORMS["severe"]["mild"]
-            if is_mild or _is_described(hit, log, known_lines):
+            if hit.level in _MILD or _is_described(hit, log, known_lines):
                 continue
 
             if life.is_request(hit):
@@ -530,8 +534,7 @@ class _Evidence:
         """Return what the traceback of an error that no symptom describes says of its cause."""
         parts = self.traceback_parts(hit)
         part_causes = self.library_causes(parts, hit)
-        before = self.lines_before(hit)
-        causes = frame_causes(before, hit.text, self.facts, part_causes)
+        causes = frame_causes(self.lines_before(hit), hit.text, self.facts, part_causes)
 
         changing = (part for part in self.chosen_parts() if not part.frames)
         causes = (*self.library_causes(changing, hit), *causes)
