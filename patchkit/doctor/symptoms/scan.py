@@ -351,7 +351,8 @@ def _line_windows(
         "-aniF",
         f"-B{BEFORE}",
         f"-A{BEHIND}",
-        "\n".join(sorted(anchors)),
+        # Linux takes no argument of 128 KiB, which all of them together are.
+        *(f"-e{anchor}" for anchor in sorted(anchors)),
         given=chunks,
         env={"LC_ALL": "C"},
     )
