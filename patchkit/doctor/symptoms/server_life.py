@@ -101,7 +101,7 @@ def _stream_life(
         # The server had ended before, so the line about serving is another program's.
         serving = 0
 
-    stopped = part.last_line_of(marks["stopped"])
+    stopped = part.first_line_of(marks["stopped"])
     if stopped <= serving:
         stopped = 0
 
