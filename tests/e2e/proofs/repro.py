@@ -139,7 +139,8 @@ def build(project: str, folder: Path, name: str, options: list[str]) -> dict[str
         text=True,
     )
     if done.returncode != 0:
-        raise UsageError(f"build {project}, {name}: ended with {done.returncode}")
+        what = f"build {project}, {name}: ended with {done.returncode}"
+        raise UsageError(what, why=done.stdout)
     told: dict[str, Any] = json.loads(done.stdout)
     print(f"build {project}, {name}: {time.monotonic() - began:.0f} s")
     work = Path(told["log"]).parent
