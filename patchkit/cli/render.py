@@ -329,7 +329,7 @@ def finding_lines(
     checks = findings if verbose else list(filter(_is_gpu_unchecked, findings))
     for level in (Level.UNKNOWN, Level.OK):
         for check in checks:
-            if check.level is level:
+            if check.level is level and check not in notes:
                 yield mark(level) + bold(check.where) + f"  {_subject(check)}"
 
     yield finding_summary(findings)

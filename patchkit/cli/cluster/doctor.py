@@ -88,8 +88,6 @@ def doctor_command(
     ]
     yield {"findings": findings}
 
-    if log and not verbose:
-        yield from (finding.what for finding in findings if finding.level is Level.OK)
     answers = filter(is_answer, findings if log else ())
     yield from finding_lines(findings, *answers, verbose=verbose)
 

@@ -166,12 +166,12 @@ def _without_void_advice(finding: Finding, log: ReadLog) -> Finding:
 def _whole_log(log: ReadLog, is_well: bool) -> Findings:
     """Yield the findings about the log as a whole; ``is_well``: it has no error and no warning."""
     if log.earlier:
-        text = f"an earlier start failed, the last of {log.begun} is judged"
         yield Finding(
             level=Level.NOTE,
             about="earlier-start",
             line=log.earlier.number,
-            what=f"{text}: {_shorten(log.earlier.text)}",
+            what=f"an earlier start failed, the last of {log.begun} is judged: "
+            f"{_shorten(log.earlier.text)}",
         )
 
     if log.unread:
@@ -187,11 +187,11 @@ def _whole_log(log: ReadLog, is_well: bool) -> Findings:
 
 
 def is_answer(finding: Finding) -> bool:
-    """Return whether a note answers what a user may ask of a server that goes on."""
+    """Return whether a note, or that nothing is fatal, answers what a user may ask of a server."""
     symptom = symptoms().get(finding.about)
     is_told = symptom and (symptom.answers or (symptom.request and not symptom.follows))
-    is_whole = finding.about in (_REQUEST, _UNFINISHED)
-    return finding.level is Level.NOTE and bool(is_told or is_whole)
+    is_whole = finding.about in (_REQUEST, _UNFINISHED, "log")
+    return finding.level in (Level.NOTE, Level.OK) and bool(is_told or is_whole)
 
 
 def _consequences(log: ReadLog) -> list[Diagnosis]:
@@ -285,6 +285,7 @@ def _nothing_fatal(log: ReadLog) -> Finding:
         about="log",
         line=log.serving,
         what=f"nothing fatal; serving since line {log.serving}{stopped}",
+        hint="" if log.stopped else WORDS["well"],
     )
 
 

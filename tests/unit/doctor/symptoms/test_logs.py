@@ -73,9 +73,9 @@ def test_the_first_cause_is_first(name, about):
 @pytest.mark.parametrize(
     ("name", "answers"),
     [
-        ("request-fails", ["tool-call-broken", "request-error"]),
-        ("drafts-refused", ["drafts-refused"]),
-        ("plain", []),
+        ("request-fails", ["tool-call-broken", "request-error", "log"]),
+        ("drafts-refused", ["drafts-refused", "log"]),
+        ("plain", ["log"]),
     ],
 )
 def test_notes_that_answer_a_question_are_told(name, answers):
