@@ -42,8 +42,7 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
                 why="two fixes want to change the same place",
                 hint="leave one of them out with --without",
             )
-        parts.append(text[position : edit.start])
-        parts.append(edit.replacement)
+        parts += (text[position : edit.start], edit.replacement)
         position = edit.stop
 
     parts.append(text[position:])

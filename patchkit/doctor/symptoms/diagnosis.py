@@ -246,7 +246,7 @@ def read_log(
 
 def _searched_texts() -> list[TextPattern]:
     """Return an exception's pattern and all texts of the recipes to look for, each once."""
-    texts = [*chain.from_iterable(log_words().marks.values())]
+    texts = [*chain(*log_words().marks.values())]
     for symptom in symptoms().values():
         texts += symptom.says
 
@@ -277,7 +277,8 @@ def _judge_start(
     """Judge one start; ``command`` is a scan of the lines just before it."""
     log = merged_scan(streams)
     # The log may come from another machine, so facts in the log replace facts of this machine.
-    facts = {**machine_facts, **_stated_facts(log)}
+    # A device that neither of them knows is taken for one of those that share the CPU's memory.
+    facts = {"gpu_memory": "shared", **machine_facts, **_stated_facts(log)}
 
     lives = server_lives(streams, answered)
 
@@ -332,10 +333,8 @@ def _stated_facts(log: Scan) -> Values:
     """Return fact → value as a log states them; a fact with two different values is left out."""
     stated: dict[str, set[str]] = {}
     for fact in log_words().fact:
-        values = stated.setdefault(fact.name, set())
-        for hit in log.hits_of(fact.says):
-            values.add(_stated_value(fact, hit))
-        values.discard("")
+        values = {_stated_value(fact, hit) for hit in log.hits_of(fact.says)}
+        stated.setdefault(fact.name, set()).update(values - {""})
 
     return {name: values.pop() for name, values in stated.items() if len(values) == 1}
 
@@ -346,11 +345,11 @@ def _stated_value(fact: LogFact, hit: Hit) -> str:
     A build number is kept (``7.0.0-1019-nvidia`` is ``7.0.0.1019``), a local part is left out
     (``2.28.9+cuda13.0`` is ``2.28.9``). "" stands for neither value nor version.
     """
-    stated = re.search(fact.pattern, hit.values.get("value") or "")
-    if fact.value or stated is None:
-        return fact.value
+    given = hit.values.get("value", "1.0")  # a text without {value} has nothing to fit
+    if stated := re.search(fact.pattern, given):
+        return fact.value or stated[1].replace("-", ".")
 
-    return stated[1].replace("-", ".")
+    return ""
 
 
 def _first_strange(
@@ -599,7 +598,9 @@ class _Evidence:
 
         Call it only for a cause that ``_excludes`` does not exclude.
         """
-        conditions = (cause.when, cause.matches, cause.seen, cause.either, cause.unseen)
+        # Where the GPU's memory is excludes causes, and proves none.
+        facts = {*cause.when} - {"gpu_memory"}
+        conditions = (facts, cause.matches, cause.seen, cause.either, cause.unseen)
         if not any(conditions):
             return False  # nothing can prove a cause without conditions
 
@@ -680,7 +681,7 @@ def _with_pin(
 
 def _weights_by_line(symptom: Symptom, log: Scan) -> _Weights:
     by_line: dict[int, int] = {}
-    lighter = _GENERAL_WEIGHT if symptom.general else 0
+    lighter = _GENERAL_WEIGHT * symptom.general
     for text in symptom.says:
         weight = text_pattern(text).weight - lighter
 

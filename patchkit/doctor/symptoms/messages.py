@@ -83,8 +83,7 @@ def option_advice(message: str, options: Values) -> str:
 
 def names_lever(message: str, options: Values) -> bool:
     """Return whether a message names what to change: an option, a variable, a version, a file."""
-    is_named = re.search(WORDS["lever"], message) or option_advice(message, options)
-    return bool(is_named)
+    return bool(re.search(WORDS["lever"], message) or option_advice(message, options))
 
 
 def _is_named(words: str, name: str, value: str) -> bool:

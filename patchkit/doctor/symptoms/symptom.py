@@ -239,7 +239,7 @@ class LogFact:
     """A fact that a log states by one of the texts ``says``.
 
     Its value is ``value``; if that is empty, it is what ``pattern`` finds first at {value} in the
-    text: by default a version.
+    text: by default a version. With both, the text states ``value`` if ``pattern`` fits {value}.
     """
 
     name: str
