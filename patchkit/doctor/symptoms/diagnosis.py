@@ -83,7 +83,7 @@ class Diagnosis:
 
     @property
     def level(self) -> str:
-        """Return the level of the symptom, "note" if the server outlived it or nothing is wrong."""
+        """Return the symptom's level, or "note" if a server outlived it or it is harmless."""
         is_harmless = self.decided and self.causes[0].harmless
         if self.outlived or is_harmless:
             return "note"
@@ -114,9 +114,9 @@ class Diagnosis:
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Return a key by which the most likely first cause sorts first.
+        """Return a key that sorts the most likely first cause first.
 
-        What a program only warns of comes behind what it calls an error.
+        What a program logs as a warning or less comes behind its errors.
         """
         return (
             _LEVELS.index(self.level),
@@ -277,7 +277,7 @@ def _judge_start(
     """Judge one start; ``command`` is a scan of the lines just before it."""
     log = merged_scan(streams)
     # The log may come from another machine, so facts in the log replace facts of this machine.
-    # A device that neither of them knows is taken for one of those that share the CPU's memory.
+    # Memory that neither of them tells of is taken for shared with the CPU.
     facts = {"gpu_memory": "shared", **machine_facts, **_stated_facts(log)}
 
     lives = server_lives(streams, answered)
@@ -330,7 +330,7 @@ def _judge_start(
 
 
 def _stated_facts(log: Scan) -> Values:
-    """Return fact → value as a log states them; a fact with two different values is left out."""
+    """Return fact → value as a log states them, without facts of two different values."""
     stated: dict[str, set[str]] = {}
     for fact in log_words().fact:
         values = {_stated_value(fact, hit) for hit in log.hits_of(fact.says)}
@@ -343,9 +343,9 @@ def _stated_value(fact: LogFact, hit: Hit) -> str:
     """Return the fixed value of a fact, or else the one that the hit's line names.
 
     A build number is kept (``7.0.0-1019-nvidia`` is ``7.0.0.1019``), a local part is left out
-    (``2.28.9+cuda13.0`` is ``2.28.9``). "" stands for neither value nor version.
+    (``2.28.9+cuda13.0`` is ``2.28.9``). "": the pattern does not fit.
     """
-    given = hit.values.get("value", "1.0")  # a text without {value} has nothing to fit
+    given = hit.values.get("value", "1.0")  # no {value}: the default pattern fits
     if stated := re.search(fact.pattern, given):
         return fact.value or stated[1].replace("-", ".")
 
@@ -501,7 +501,7 @@ class _Evidence:
         candidates: Iterable[Cause],
         hit: Hit,
     ) -> tuple[Cause, ...]:
-        """Return the first cause that is not excluded if it is proved, else all not excluded."""
+        """Return the causes not excluded, or the first one alone if it is proved."""
         causes = [cause for cause in candidates if not self._excludes(cause, hit)]
         if causes and self.proves(causes[0]):
             del causes[1:]
@@ -598,7 +598,7 @@ class _Evidence:
 
         Call it only for a cause that ``_excludes`` does not exclude.
         """
-        # Where the GPU's memory is excludes causes, and proves none.
+        # The fact gpu_memory excludes causes, but proves none.
         facts = {*cause.when} - {"gpu_memory"}
         conditions = (facts, cause.matches, cause.seen, cause.either, cause.unseen)
         if not any(conditions):

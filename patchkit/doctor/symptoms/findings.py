@@ -149,7 +149,7 @@ def _with_remarks(
 
 
 def _with_levers(finding: Finding, log: ReadLog) -> Finding:
-    """Return a finding that, if no cause is decided, also says what to start without as a test."""
+    """Return a finding; one that is not decided also says what to leave out as a test."""
     if "not decided" not in finding.sure or not log.levers:
         return finding
 
@@ -164,7 +164,7 @@ def _without_void_advice(finding: Finding, log: ReadLog) -> Finding:
 
 
 def _whole_log(log: ReadLog, is_well: bool) -> Findings:
-    """Yield the findings about the log as a whole; ``is_well``: it has no error and no warning."""
+    """Yield the findings about the whole log; ``is_well``: none is an error or a warning."""
     if log.earlier:
         yield Finding(
             level=Level.NOTE,
@@ -187,7 +187,7 @@ def _whole_log(log: ReadLog, is_well: bool) -> Findings:
 
 
 def is_answer(finding: Finding) -> bool:
-    """Return whether a note, or that nothing is fatal, answers what a user may ask of a server."""
+    """Return whether a note, or that nothing is fatal, is shown in full without -v."""
     symptom = symptoms().get(finding.about)
     is_told = symptom and (symptom.answers or (symptom.request and not symptom.follows))
     is_whole = finding.about in (_REQUEST, _UNFINISHED, "log")
