@@ -85,10 +85,7 @@ class Diagnosis:
     def level(self) -> str:
         """Return the symptom's level, or "note" if a server outlived it or it is harmless."""
         is_harmless = self.decided and self.causes[0].harmless
-        if self.outlived or is_harmless:
-            return "note"
-
-        return self.symptom.level
+        return "note" if self.outlived or is_harmless else self.symptom.level
 
     @property
     def is_root(self) -> bool:
@@ -299,7 +296,6 @@ def _judge_start(
 
     serving = [life for life in lives.values() if life.serving]
     marks = log_words().marks
-    last_broken = log.last_line_of(marks["broken"])
     options = chain(*(part.hits_of(marks["options"]) for part in (command, log)))
     settings = "\n".join(hit.text for hit in options)
     return ReadLog(
@@ -307,7 +303,8 @@ def _judge_start(
         strange=strange,
         family={hit.number: evidence.strange_causes(hit) for hit in unknown},
         request=request,
-        broken=request is not None and request.number < last_broken,
+        broken=request is not None
+        and request.number < log.last_line_of(marks["broken"]),
         ended=max(answered.get(("ended", name), 0) for name in ("", *streams)),
         facts=facts,
         steps={
@@ -584,14 +581,12 @@ class _Evidence:
 
     def _excludes(self, cause: Cause, hit: Hit) -> bool:
         """Return whether a fact, the text of the hit, or another text of the log rules it out."""
-        if not is_met(self._known_conditions(cause), self.facts):
-            return True
-
-        if not re.search(cause.matches, hit.text):
-            return True
-
-        lacks_text = self.whole and not self._has_evidence(cause)
-        return lacks_text or self.has_text(cause.unseen)
+        return (
+            not is_met(self._known_conditions(cause), self.facts)
+            or not re.search(cause.matches, hit.text)
+            or (self.whole and not self._has_evidence(cause))
+            or self.has_text(cause.unseen)
+        )
 
     def proves(self, cause: Cause) -> bool:
         """Return whether all conditions of a cause are known to hold.
@@ -643,7 +638,13 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
         if symptom.pinned:
             symptom = _with_pin(symptom, hit, evidence)
 
-        causes = evidence.possible_causes(symptom.cause, hit)
+        # A harmless line excuses no other line of its symptom.
+        told = [
+            row
+            for row in symptom.cause
+            if not row.harmless or all(re.search(row.matches, i.text) for i in hits)
+        ]
+        causes = evidence.possible_causes(told, hit)
         if symptom.frames:
             # The GPU may print its reason before the traceback that says the same.
             traced = (evidence.traceback_parts(hit) for hit in hits)

@@ -77,8 +77,10 @@ def _all_findings(log: ReadLog) -> list[Finding]:
 
     if worst(findings[:1], Level.ERROR, Level.WARNING):
         first, *others = findings
-        first = _with_remarks(first, consequences, log)
-        findings = [first, *map(_after_another, others)]
+        findings = [
+            _with_remarks(first, consequences, log),
+            *map(_after_another, others),
+        ]
 
     if log.ended and not log.serving:
         findings = _ended_findings(findings, log)
@@ -117,9 +119,7 @@ def _ended_findings(findings: list[Finding], log: ReadLog) -> list[Finding]:
     if worst(before, Level.ERROR, Level.WARNING):
         return findings
 
-    behind = [finding for finding in findings if finding not in before]
-    notes = (replace(finding, level=Level.NOTE) for finding in behind)
-    return [*_unfinished(log), *before, *notes]
+    return [*_unfinished(log), *(replace(row, level=Level.NOTE) for row in findings)]
 
 
 def _with_remarks(
@@ -238,10 +238,9 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     message = "\n".join([hit.text, *behind])
 
     family = log.family[hit.number]
-    kinds = WORDS["kind"]
     kind = _error_kind(message, family)
     names_nothing = kind == "own-words" and not names_lever(message, log.options)
-    words = kinds["stated" if names_nothing else kind]
+    words = WORDS["kind"]["stated" if names_nothing else kind]
 
     hints = [own_advice(message)[:_SHOWN], option_advice(hit.text, log.options)]
     hints += [cause.cure for cause in family]
