@@ -79,6 +79,8 @@ MINIMUM = (
             "shared",
         ),
         ("vLLM's docs name GB10, RTX 5090 and H100", None, "shared"),
+        ("fine on my NVIDIA GeForce RTX 5090, not on the Spark", None, "shared"),
+        ("NVIDIA GeForce RTX 5070 Ti with CUDA capability sm_120", "rtx50", "own"),
     ],
 )
 def test_the_device_is_told_by_what_programs_print(log, target, memory):
