@@ -24,12 +24,13 @@ def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path):
 
 
 SRC = ["--src", SMALL_VLLM, "--cpu", HERE]
+ARCHIVE = ["--src", "ARCHIVE", "--cpu", HERE]
 of_vllm = pytest.mark.parametrize("project", ["vllm"])
 NCCL = [
-    (["--src", "ARCHIVE", "--sha256", "0" * 64], 8, f"not {'0' * 64}"),
-    (["--src", "ARCHIVE"], 3, "if you trust this very file, add --sha256 "),
+    ([*ARCHIVE, "--sha256", "0" * 64], 8, f"not {'0' * 64}"),
+    (ARCHIVE, 3, "if you trust this very file, add --sha256 "),
     (
-        ["--src", SMALL.parent],
+        ["--src", SMALL.parent, "--cpu", HERE],
         3,
         "not a source tree of NCCL: makefiles/version.mk is missing",
     ),
