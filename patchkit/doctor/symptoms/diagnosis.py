@@ -639,12 +639,12 @@ def _diagnose(evidence: _Evidence) -> Iterator[Diagnosis]:
             symptom = _with_pin(symptom, hit, evidence)
 
         # A harmless line excuses no other line of its symptom.
-        told = [
+        candidates = [
             row
             for row in symptom.cause
-            if not row.harmless or all(re.search(row.matches, i.text) for i in hits)
+            if not row.harmless or all(re.search(row.matches, hit.text) for hit in hits)
         ]
-        causes = evidence.possible_causes(told, hit)
+        causes = evidence.possible_causes(candidates, hit)
         if symptom.frames:
             # The GPU may print its reason before the traceback that says the same.
             traced = (evidence.traceback_parts(hit) for hit in hits)

@@ -1,4 +1,4 @@
-"""What a log says of the machine that wrote it."""
+"""Read what a log says of the machine that wrote it."""
 
 import re
 

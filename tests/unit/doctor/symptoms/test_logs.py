@@ -906,3 +906,11 @@ QUACK = f'  File "{PACKAGES}/quack/layout_utils.py", line 281, in <module>\n'
 )
 def test_one_of_several_texts_of_a_log_tells_the_cause(log, cause):
     assert cause in judged(log.encode())[0].why
+
+
+def test_a_harmless_line_excuses_no_other_line_of_its_symptom():
+    warning = b"vllm/version.py:8: RuntimeWarning: Failed to read commit hash:\n"
+    error = b"LookupError: setuptools-scm was unable to detect version for /src/vllm.\n"
+    assert [found.level for found in judged(warning)] == [Level.NOTE]
+    first = judged(warning + error)[0]
+    assert (first.about, first.level) == ("build-no-version", Level.ERROR)
